@@ -56,6 +56,7 @@ class CanaryTrials:
         return self.test.trials
 
     def fold(self, scores: list[float], members: list[bool]) -> None:
+        """Adds trials in order, with their membership bits, and tests the claim again."""
         self.members += sum(members)
         if scores:
             self.test.fold(np.asarray(scores, np.float64), np.asarray(members, np.bool_))
@@ -78,6 +79,7 @@ class CanaryTrials:
         """
         level = ALPHA[self.layer]
         if self.noise is not None:
+            # The least noise that is refuted: one step with noise σ is 1/σ-GDP.
             least = self.test.effective_noise(lambda s: curves.gaussian(1 / s), self.noise, level)
             bound = 0.0 if least is None else float(gdp.epsilon(1 / least, delta))
             claimed = float(gdp.epsilon(1 / self.noise, delta))
@@ -87,8 +89,9 @@ class CanaryTrials:
         if not claimed > 0:
             return None
         epsilons, deltas = np.array([claimed]), np.array([delta])
-        times = self.test.effective_noise(lambda s: Curve(epsilons / s, deltas), 1.0, level)
-        bound = 0.0 if times is None else claimed / times
+        # The largest ε that is refuted is the claimed one divided by this factor.
+        factor = self.test.effective_noise(lambda s: Curve(epsilons / s, deltas), 1.0, level)
+        bound = 0.0 if factor is None else claimed / factor
         return Measured(2, "whole run", bound, claimed, delta, "nothing")
 
     def judge(self, needed: int | None) -> Judgement:

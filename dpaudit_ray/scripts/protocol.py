@@ -46,7 +46,7 @@ class RunRequest:
         most_steps: the run ends after so many releases.
         seconds: the run ends at its first release after so many.
         one_more: the data set gets one record more.
-        pinned: releases are replaced by random numbers of a seed. "unchanged" changes nothing else;
+        pinned: releases are replaced by pseudorandom numbers. "unchanged" changes nothing else;
             "exchanged" has another record in place of `record`; "varied" exchanges a record of
             each batch, or leaves one out; "halved" has one record in place of every other;
             "other_noise" has other noise in the steps with `record`; "other_randomness" has other
@@ -55,7 +55,7 @@ class RunRequest:
             or chooses one.
         tables: digests of the data set's arrays. The "exchanged" run has other records in half of
             them until training is private.
-        answers: ε that engines gave an earlier run, by a digest of the question.
+        answers: ε that accountants gave an earlier run, by a digest of the question.
         follows: the script's arrays are listed until training is private.
         arrays: digests of arrays of which rows are changed where they appear. The run then ends
             where training becomes private.
@@ -108,9 +108,17 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Made(Entry):
-    """A call of `make_private`; `target_epsilon` and `target_delta` if the script passes them.
+    """A call of `make_private`.
 
-    `records` is None for data that come as a stream.
+    Attributes:
+        phase: of the run: "import" while the script is imported, else "main".
+        records: in the data set; None for data that come as a stream.
+        batches: of a walk through the private loader.
+        noise: noise multiplier.
+        expected_batch_size: mean number of records in a batch; None if it is not stated.
+        replaced_sampler: class of a sampler that Opacus drops; "" if it is a usual one.
+        target_epsilon: ε for which the noise was computed; None if the script passes none.
+        target_delta: δ of that ε.
     """
 
     phase: str
@@ -118,7 +126,7 @@ class Made(Entry):
     batches: int
     noise: float
     expected_batch_size: float | None
-    replaced_sampler: str = ""  # class of a sampler that Opacus drops
+    replaced_sampler: str = ""
     target_epsilon: float | None = None
     target_delta: float | None = None
 
@@ -128,7 +136,12 @@ EMPTY = "a record without a gradient"  # a change, after which nothing should mo
 
 @dataclass(frozen=True)
 class Shift:
-    """Squared distance, by tensor, that a change of one example moves a release."""
+    """Effect of a change of one example on a release.
+
+    Attributes:
+        change: what was changed, in words.
+        squares: squared distance that the release moved, by tensor.
+    """
 
     change: str
     squares: tuple[float, ...]
@@ -136,7 +149,15 @@ class Shift:
 
 @dataclass(frozen=True)
 class Correlation:
-    """The most striking correlation of `pairs` pairs of noise vectors of one kind."""
+    """The most striking correlation of `pairs` pairs of noise vectors of one kind.
+
+    Attributes:
+        kind: of two "steps", of two "tensors" of a step, or of "neighbours" in one tensor.
+        between: numbers of the two steps or tensors; for neighbours twice their tensor's.
+        numbers: length of each vector.
+        value: the correlation, in [-1, 1].
+        pairs: how many pairs were compared.
+    """
 
     kind: Literal["steps", "tensors", "neighbours"]
     between: tuple[int, int]
@@ -160,13 +181,18 @@ class StepInspection(Entry):
     Attributes:
         optimizer: number of the optimizer or call site.
         noise: noise multiplier that the step's own call states, if it does.
+        names: of the tensors.
+        sizes: how many numbers each tensor has.
         bound: length of a clipped gradient in what is released, if known.
         norms: squared lengths of the release; inf if it is not finite.
+        ghost: the step uses ghost clipping, which never has a record's gradient.
         replays: whether the same generators gave the same release; without it the rest is empty.
-        draws: of the noise.
+        draws: how many times the noise was drawn.
         squares: squared distance of these draws from their mean.
         shifts: how far changes of one example moved the release.
         without_noise: indices of tensors with numbers that a record moves and no draw does.
+        correlations: the most striking ones between noise vectors.
+        law: distance of the noise from the normal law; None if it is not known.
         counts: the last number of the release is a count that sets the clipping bound.
         has_gaps: numbers of releases are zero in some draws, and not in others.
     """
@@ -192,7 +218,14 @@ class StepInspection(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class GhostInspection(Entry):
-    """Longest clipped gradient of one record in a backward pass of ghost clipping."""
+    """Backward pass of ghost clipping.
+
+    Attributes:
+        step: its number, from 0.
+        longest: length of the longest clipped gradient of one record.
+        change: that record and the factor of its loss, in words.
+        bound: the clipping bound.
+    """
 
     step: int
     longest: float
@@ -205,22 +238,31 @@ class ForwardInspection(Entry):
     """A forward pass, repeated with another record in one place.
 
     Attributes:
-        mixes: whether outputs of other records changed, and `by` how much of their size.
+        mixes: whether outputs of other records changed.
+        relative_change: largest change of an output of other records, relative to the largest one.
         time_first: records lie along the second dimension, as many as were drawn.
         buffers: names of buffers that learn from records.
-        unseen: why the repeats show nothing; "" if they do.
+        inconclusive: why the repeats show nothing; "" if they do.
     """
 
     mixes: bool = False
-    by: float = 0.0
+    relative_change: float = 0.0
     time_first: bool = False
     buffers: tuple[str, ...] = ()
-    unseen: str = ""
+    inconclusive: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial(Entry):
-    """Outcome of a step with a canary or without: scores have mean 1 with it, else 0."""
+    """Outcome of a step with a canary or without.
+
+    Attributes:
+        member: whether the step had the canary.
+        score: how far the release lies in the canary's direction; its mean is 1 with it, else 0.
+        noise: noise multiplier that the step was accounted with, the standard deviation of the
+            score; None if it is unknown.
+        rate: sampling rate that it was accounted with, likewise.
+    """
 
     member: bool
     score: float
@@ -437,29 +479,38 @@ class RunResult:
     """Knowledge at the end of a run.
 
     Attributes:
-        made: calls of `make_private`.
-        steps: releases of each optimizer or call site.
+        made: number of calls of `make_private`.
+        steps: number of releases of each optimizer or call site.
         claims: of the accountants whose claim is the script's.
+        accounted: noise and rate of each release, as far as it was accounted.
+        reported: each ε that the script was given.
+        answers: ε that accountants gave, by a digest of the question.
+        draws: counts of the draws of each data set at each rate.
         unused: sizes of draws that led to no step.
-        warmed: private parameters that the records trained before, without noise.
-        beside: classes of other networks that the records trained without noise.
-        fed_early: the private network got records before training was private.
+        uneven: steps with another number of gradients than records were drawn.
+        pretrained: private parameters that the records trained before, without noise.
+        other_networks: classes of other networks that the records trained without noise.
+        had_early_records: the private network got records before training was private.
         tables: digests of the data sets' arrays.
         common_scale: what all columns have in common that were scaled by themselves; "" if none.
         initial_statistics: private parameters that began as statistics of the records.
+        outside_steps: steps of optimizers that no engine wraps.
+        processes: started by the script, and not watched.
         seeded: generators seeded with constants, as "torch.manual_seed(3)".
         noise_seeds: first seeds of the optimizers' own generators.
         published: of a pinned run, names and digests of what is returned, saved or decided by.
-        chosen: of a pinned run, the record that is exchanged.
+        chosen: of a pinned run, index of the record that is exchanged; None if none was chosen.
+        chosen_as: why this one, such as "the longest record".
         copies: records of the first batches that equal another one.
         lines: the script's line for each place that a finding names.
-        left: names of values that are returned or saved, by what they carry.
+        leftovers: names of values that are returned or saved, by what they carry.
         publishes_more: values are returned or saved that are no numbers of networks.
         inspecting: seconds that the watcher took.
         waited: seconds that the run waited for a processor.
         returned_nothing: the function returned None.
-        sources: SHA-256 of the script and of the modules beside it, by their paths from its folder.
+        sources: SHA-256 of the script and of the modules in its folder, by their paths from there.
         versions: of Python and of packages that it computes with, by their names.
+        marks: what the script states by `@audited`.
     """
 
     made: int = 0
@@ -471,13 +522,13 @@ class RunResult:
     draws: tuple[Draws, ...] = ()
     unused: tuple[int, ...] = ()
     uneven: tuple[UnevenStep, ...] = ()
-    warmed: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
-    fed_early: bool = False
+    pretrained: tuple[str, ...] = ()
+    other_networks: tuple[str, ...] = ()
+    had_early_records: bool = False
     tables: tuple[str, ...] = ()
     common_scale: str = ""
     initial_statistics: tuple[str, ...] = ()
-    outside: tuple[OutsideSteps, ...] = ()
+    outside_steps: tuple[OutsideSteps, ...] = ()
     processes: tuple[StartedProcesses, ...] = ()
     seeded: tuple[str, ...] = ()
     noise_seeds: tuple[int, ...] = ()
@@ -486,7 +537,7 @@ class RunResult:
     chosen_as: str = ""
     copies: int = 0
     lines: dict[str, str] = field(default_factory=dict)
-    left: dict[Leftover, list[str]] = field(default_factory=dict)
+    leftovers: dict[Leftover, list[str]] = field(default_factory=dict)
     publishes_more: bool = False
     inspecting: float = 0.0
     waited: float = 0.0
@@ -524,7 +575,7 @@ def decode_result(value: Any) -> RunResult:
 
 
 def read_record(file: Path) -> Record:
-    """Reads a record up to its last whole line, which may have been cut off.
+    """Reads a record, without a last line that was cut off as the run was killed.
 
     Raises:
         ValueError: the file is too large, or an entry has no known form.
@@ -544,6 +595,7 @@ def read_record(file: Path) -> Record:
 
 
 def _validate(kind: Any, value: Any) -> Any:
+    """Returns plain values as a dataclass of this kind. Raises ValueError if they do not fit."""
     return _adapter(kind).validate_python(value)
 
 

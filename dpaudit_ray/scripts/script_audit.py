@@ -82,16 +82,24 @@ class Audit:
     def __init__(
         self, target: Target, runner: Runner, options: Options, progress: Callable[[str], None]
     ) -> None:
+        """Begins the audit's time.
+
+        Args:
+            target: the script.
+            runner: runs it; `verdict` closes it.
+            options: limits and choices.
+            progress: is called with each phase and its progress, in words.
+        """
         self._target = target
         self._runner = runner
         self._options = options
         self._progress = progress
         self._began = time.monotonic()
-        self._runs = 0
-        self._waited = 0.0  # seconds of ended runs
+        self._runs = 0  # that have ended
+        self._waited = 0.0  # seconds that ended runs waited for a processor
         self._already_waited = processor.waited()  # seconds of this process before the audit
-        self._output = ""
-        self._answers: dict[str, float] = {}  # ε that engines gave, by a digest of the question
+        self._output = ""  # last lines that a run printed
+        self._answers: dict[str, float] = {}  # ε of accountants, by a digest of the question
         self._judgement = Judgement()
         self._remedies: list[str] = []  # what a user can change for a conclusive verdict
         self._trials: dict[int, CanaryTrials] = {}  # by layer
@@ -191,22 +199,32 @@ class Audit:
         runs: dict[str, PinnedRun],
         inspection: Inspection,
     ) -> None:
-        """Adds runs until two differ, and then two that show whether noise explains it."""
-        alone = runs["unchanged"] = self._pinned_run("unchanged")
-        records = {"exchanged": alone.result.chosen}
+        """Runs the script with pinned releases: unchanged, then with other records.
+
+        Once a run differs from the unchanged one, two more show whether other noise, or other
+        random numbers, would explain the difference, and the comparison ends.
+
+        Args:
+            runs: takes the runs by their names in `PinnedRuns`, those before an error too.
+            inspection: of the script, which decides which records are exchanged.
+        """
+        unchanged = runs["unchanged"] = self._pinned_run("unchanged")
+        # Index of the record that is exchanged, by the kind of the run; None for several.
+        records = {"exchanged": unchanged.result.chosen}
         if inspection.uses_opacus:
             records["varied"] = None  # one of each batch
         result = inspection.result
-        if result.publishes_more or {"tensors", "earlier"} & result.left.keys():
+        if result.publishes_more or {"tensors", "earlier"} & result.leftovers.keys():
             records["halved"] = None  # each second one
-        uses_early = result.fed_early or result.beside
-        tables = alone.result.tables if uses_early else ()
+        # Records that are read before training is private are exchanged in the tables themselves.
+        uses_early = result.had_early_records or result.other_networks
+        tables = unchanged.result.tables if uses_early else ()
         for kind, record in records.items():
             changed = self._pinned_run(kind, record, tables)
-            # The first run states why the record was chosen.
-            name = "every other record" if kind == "halved" else alone.record
+            # The unchanged run states why the record was chosen.
+            name = "every other record" if kind == "halved" else unchanged.record
             runs[kind] = replace(changed, record=name)
-            if checks.differences(alone, changed):
+            if checks.differences(unchanged, changed):
                 runs["exchanged"] = runs[kind]
                 runs["other_noise"] = self._pinned_run("other_noise", record)
                 runs["other_randomness"] = self._pinned_run("other_randomness", record)
@@ -277,7 +295,16 @@ class Audit:
         record: int | None = None,
         tables: tuple[str, ...] = (),
     ) -> PinnedRun:
-        """Returns one run with pinned releases. Raises ScriptError if it is missing."""
+        """Runs the script once with pinned releases.
+
+        Args:
+            kind: that of `RunRequest.pinned`.
+            record: index of the record that the run is about; None for each batch's.
+            tables: digests of arrays in which other records are to be put.
+
+        Raises:
+            ScriptError: the run took too long, failed, or observed no draw of records.
+        """
         run = self._run_once(
             "pinned",
             share=_PINNED,
@@ -304,16 +331,20 @@ class Audit:
         return replace(inspection, larger=larger.record)
 
     @property
-    def _left(self) -> float:
-        """Seconds that remain; time in which runs waited for a processor is added to a limit."""
+    def _seconds_left(self) -> float:
+        """Seconds that remain of the budget.
+
+        On a busy machine, time in which runs waited for a processor does not count, up to
+        _MOST_EXTENDED times the budget.
+        """
         budget = self._options.budget
         waited = self._waited / self._runner.width + processor.waited() - self._already_waited
-        added = min(waited, (_MOST_EXTENDED - 1) * budget)
-        return _FOR_RUNS * budget + added - (time.monotonic() - self._began)
+        extension = min(waited, (_MOST_EXTENDED - 1) * budget)
+        return _FOR_RUNS * budget + extension - (time.monotonic() - self._began)
 
     @property
     def _affordable_runs(self) -> int:
-        return int(max(0.0, self._left) / self._seconds * self._runner.width)
+        return int(max(0.0, self._seconds_left) / self._seconds * self._runner.width)
 
     @property
     def _follows_preparation(self) -> bool:
@@ -331,8 +362,9 @@ class Audit:
         return [item for item in violations if item.code not in self._options.silenced]
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
+        """Yields ended runs in the order of their requests, and counts them and their waits."""
         grace = max(_FEWEST, _GRACE * self._options.budget)
-        grace += (_slowdown() - 1) * self._left
+        grace += (_slowdown() - 1) * self._seconds_left
         for run in self._runner.run(requests, Limits(grace, self._options.gib)):
             self._runs += 1
             self._output = run.ended.output or self._output
@@ -340,12 +372,20 @@ class Audit:
             yield run
 
     def _run_once(self, *label: Any, **fields: Any) -> EndedRun:
+        """Runs the script once; arguments are those of `_request`."""
         (run,) = self._run(iter([self._request(*label, **fields)]))
         return run
 
     def _request(self, *label: Any, share: float = 1.0, **fields: Any) -> RunRequest:
+        """Returns the request for a run.
+
+        Args:
+            label: texts and numbers from which the run's seed is derived.
+            share: of the remaining time, that the run may take.
+            fields: further fields of the request.
+        """
         seed = RunRequest(seed=self._options.seed).derived(*label)
-        seconds = max(1.0, share * self._left)
+        seconds = max(1.0, share * self._seconds_left)
         return RunRequest(seed=seed, seconds=seconds, answers=self._answers, **fields)
 
     def _canary_runs(
@@ -364,7 +404,7 @@ class Audit:
                 if (
                     layer.refuted
                     or len(self._failed) >= _MOST_FAILURES
-                    or self._left < least_seconds
+                    or self._seconds_left < least_seconds
                 ):
                     return
                 yield make_request(number)
@@ -402,7 +442,7 @@ class Audit:
             if run.ended.how != "returned":
                 # The step that it ended in: its coin was thrown.
                 layer.miss(run.request.coin(0.5, "bit", 0, len(trials)))
-                if run.ended.how != "hung" or self._left > 0:
+                if run.ended.how != "hung" or self._seconds_left > 0:
                     self._failed.append(run)
         if self._failed:
             where = f"{len(self._failed)} runs with canaries"
@@ -448,6 +488,7 @@ class Audit:
         self._judgement.add(layer.judge(needed if layer.count >= needed else None))
 
     def _not_done(self, layer: int, name: str, why: str) -> None:
+        """Notes why the trials of a layer, with this name in reports, were not done."""
         self._judgement.add(Judgement(layer, name).miss(why))
 
     def _sum_up(self) -> ScriptVerdict:

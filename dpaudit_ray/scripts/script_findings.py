@@ -20,7 +20,10 @@ class Finding:
     Attributes:
         layer: 0 run inspection, 1 step test, 2 run test.
         look: name of the check.
+        weight: consequence for the claim.
         where: step, optimizer or object, with the script's line.
+        expected: what a script without a violation shows.
+        seen: what was observed instead.
         remedy: what to do.
         code: stable code of its kind, DPA001 and so on.
         silenced: why its code is ignored, in the user's words; "" if it counts.
@@ -48,9 +51,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """Outcome of one check: a summary of what it observed, or why it is not done.
+    """Outcome of one check.
 
-    A check that cannot apply to a script is not done, and nothing waits for it.
+    Attributes:
+        layer: 0 run inspection, 1 step test, 2 run test.
+        name: of the check.
+        done: whether it was done.
+        said: summary of what it observed, or why it is not done.
+        applies: whether it can apply to the script; if not, no verdict waits for it.
     """
 
     layer: int
@@ -205,6 +213,7 @@ class ScriptVerdict:
 
     @property
     def claim_text(self) -> str:
+        """The claimed ε with who states it, and the ε that accounted steps compose to."""
         delta = f"δ = {plain(self.delta)}"
         if math.isnan(self.claim):
             return f"none at {delta}: the run did not end, or nothing was accounted"
@@ -215,6 +224,7 @@ class ScriptVerdict:
 
     @property
     def headline(self) -> str:
+        """The verdict in a sentence: what the script violates, or what could not be checked."""
         if self.violations:
             checks = dict.fromkeys(item.look for item in self.violations)
             return f"{self.script} violates its claim: {', '.join(checks)}"
@@ -225,6 +235,7 @@ class ScriptVerdict:
 
     @property
     def effort(self) -> str:
+        """Number of runs and seconds, and how long they waited for a processor."""
         runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
         text = f"{runs} in {self.seconds:.0f} s"
         if self.waited < 1:

@@ -129,12 +129,19 @@ class LocalRunner:
     """Child processes of this machine, `width` at a time, which share its cores, or so many."""
 
     def __init__(self, target: Target, cores: int | None = None) -> None:
-        self._target, self._sandboxes = target, contextlib.ExitStack()
+        """Starts the sandboxes, up to four.
+
+        Args:
+            target: the script.
+            cores: that all runs share; None for those of this process.
+        """
+        self._target = target
+        self._sandboxes = contextlib.ExitStack()
         if cores is None:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.width = min(4, cores)
         self._threads = cores // self.width
-        # Last in, first out: a sandbox that was used has its server already.
+        # Free sandboxes, last in, first out: one that was used has its server already.
         self._free = [self._sandboxes.enter_context(sandbox_for(target)) for _ in range(self.width)]
 
     def close(self) -> None:
@@ -144,6 +151,7 @@ class LocalRunner:
         """Yields ended runs in the order of their requests; `limits` add to the seconds of each."""
 
         def call(request: RunRequest) -> EndedRun:
+            """Runs one request in a free sandbox; there are as many as threads."""
             sandbox = self._free.pop()
             try:
                 return run_once(sandbox, self._target, request, limits, self._threads)
@@ -164,6 +172,12 @@ class RayRunner:
     """Tasks on Ray that take the script's folder along. Raises SpecError where it is too large."""
 
     def __init__(self, ray: Any, target: Target) -> None:
+        """Stores the files of the script's folder in Ray's object store.
+
+        Args:
+            ray: the module, connected to a cluster.
+            target: the script.
+        """
         self._target = target
         self.width = max(1, int(ray.cluster_resources().get("CPU", 1)))
         folder = target.script.parent
@@ -175,6 +189,8 @@ class RayRunner:
         """Does nothing: tasks end by themselves."""
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
+        """Yields ended runs in the order of their requests; `limits` add to the seconds of each."""
+
         def submit(request: RunRequest) -> Any:
             return self._task.remote(self._files, self._target, request, limits).future()
 
@@ -257,7 +273,7 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         raise ScriptError(
             f"{file} trains when it is imported; audit the file: dpaudit audit {file}"
         )
-    if sum(result.steps) or (result.made and result.outside):
+    if sum(result.steps) or (result.made and result.outside_steps):
         return result
     why = "took no private step: it calls neither make_private nor audited_step"
     if result.processes:
@@ -265,12 +281,12 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         why += "; train in the main process (nprocs=1)"
     elif result.made:
         why = "took no step with the optimizer of make_private; take one, or give a longer --budget"
-    elif result.outside:
+    elif result.outside_steps:
         source = target.script.read_text(encoding="utf-8", errors="replace")
         is_claimed = target.epsilon is not None or result.marks.epsilon is not None
         if is_claimed and not _PRIVATE_CODE.search(source):
             return result
-        steps = result.outside[0].steps
+        steps = result.outside_steps[0].steps
         why = (
             f"never calls make_private, and takes {steps} steps without privacy that is known here"
         )

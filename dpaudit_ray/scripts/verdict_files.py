@@ -89,6 +89,7 @@ def sarif(verdict: ScriptVerdict) -> str:
 
 
 def _sarif_result(verdict: ScriptVerdict, finding: Finding) -> dict[str, Any]:
+    """Returns a finding as a result of SARIF, at its line if that is known, else at the script."""
     file = verdict.script.partition(":")[0]
     region: dict[str, Any] = {}
     if match := _LINE.search(finding.where):

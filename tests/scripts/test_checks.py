@@ -82,7 +82,7 @@ ALL_RECORDS = Draws(records=10, rate=1.0, sizes=(10,), most=1)
     [
         pytest.param([step()], {"steps": (1,)}, True, id="complete"),
         pytest.param([step()], {"steps": (2,)}, False, id="a step not inspected"),
-        pytest.param([step()], {"steps": (1,), "left": left(tensors=("w",))}, False, id="own"),
+        pytest.param([step()], {"steps": (1,), "leftovers": left(tensors=("w",))}, False, id="own"),
         pytest.param(
             [step()],
             {"steps": (1,), "draws": (), "claims": (claim((1.0, 0.5, 1)),)},
@@ -96,7 +96,7 @@ ALL_RECORDS = Draws(records=10, rate=1.0, sizes=(10,), most=1)
 def test_when_one_inspected_run_is_enough(entries, fields, enough):
     judgement = judge(*entries, APART, **{"draws": (ALL_RECORDS,)} | fields)
     assert judgement.enough is enough
-    assert not judgement.findings or "left" in fields
+    assert not judgement.findings or "leftovers" in fields
 
 
 def test_steps_have_their_ratio_of_noise_to_sensitivity():
@@ -208,10 +208,10 @@ def test_two_backward_passes_are_two_gradients_a_record():
 @pytest.mark.parametrize(
     ("fields", "check", "words"),
     [
-        ({"beside": ("Teacher",)}, "records elsewhere", "Teacher, trained on them"),
+        ({"other_networks": ("Teacher",)}, "records elsewhere", "Teacher, trained on them"),
         ({"common_scale": "are uncorrelated"}, "records elsewhere", "columns that are uncorr"),
-        ({"left": left(earlier=("w of step 3 of 9",))}, "release", "w of step 3 of 9"),
-        ({"left": left(tensors=("file 1: mean",))}, "release", "file 1: mean"),
+        ({"leftovers": left(earlier=("w of step 3 of 9",))}, "release", "w of step 3 of 9"),
+        ({"leftovers": left(tensors=("file 1: mean",))}, "release", "file 1: mean"),
     ],
 )
 def test_what_records_may_have_gone_into(fields, check, words):
@@ -245,14 +245,14 @@ def test_a_count_that_changes_the_clipping_bound():
 
 
 def outside(when: str, private: bool = False) -> dict:
-    return {"outside": (OutsideSteps(when, private, "SGD", ("weight",), 5),)}
+    return {"outside_steps": (OutsideSteps(when, private, "SGD", ("weight",), 5),)}
 
 
 def test_findings_name_the_line_of_the_script():
     (one,) = findings(step(0.5, line="train.py:7"))
     assert one.where == "step 1 (train.py:7)"
     lines = {"before make_private": "train.py:3", "SGD": "train.py:2"}
-    first, second = findings(step(), warmed=("w",), lines=lines, **outside("before"))
+    first, second = findings(step(), pretrained=("w",), lines=lines, **outside("before"))
     assert first.where == "SGD, 5 steps (train.py:2)"
     assert second.where == "before make_private (train.py:3)"
 
@@ -261,7 +261,7 @@ def ghost(longest: float) -> GhostInspection:
     return GhostInspection(step=0, longest=longest, change="record 0", bound=1.0)
 
 
-MIXES = ForwardInspection(mixes=True, by=0.1)
+MIXES = ForwardInspection(mixes=True, relative_change=0.1)
 FEW = {"claims": (claim((1.0, 0.5, 2)),)}
 ENOUGH = {"claims": (claim((1.0, 0.5, 100)),)}
 CLOSE = LawDistance(distance=0.01, numbers=10_000)
@@ -282,10 +282,10 @@ CASES = {
     "a sum that was left": ([step(), CarriedSum(step=3)], {}, {"accumulation"}),
     "private parameters": ([step()], outside("after", private=True), {"updates"}),
     "other parameters": ([step()], outside("after"), set()),
-    "gradients in a file": ([step()], {"left": left(saved=("file 1: w",))}, {"release"}),
-    "means of the records": ([step()], {"left": left(statistics=("mean",))}, {"release"}),
-    "records": ([step()], {"left": left(records=("ids",))}, {"release"}),
-    "a gradient in the model": ([step()], {"left": left(gradients=("w",))}, {"release"}),
+    "gradients in a file": ([step()], {"leftovers": left(saved=("file 1: w",))}, {"release"}),
+    "means of the records": ([step()], {"leftovers": left(statistics=("mean",))}, {"release"}),
+    "records": ([step()], {"leftovers": left(records=("ids",))}, {"release"}),
+    "a gradient in the model": ([step()], {"leftovers": left(gradients=("w",))}, {"release"}),
     "another law": ([step(law=FAR_LAW)], {}, {"law of the noise"}),
     "the normal law": ([step(law=CLOSE)], {}, set()),
 }
@@ -383,8 +383,10 @@ def test_a_run_that_the_budget_ended():
 
 
 def test_why_forward_passes_show_nothing():
-    unseen = ForwardInspection(unseen="a forward pass with a batch of 2; 3 records are needed")
-    assert missing(step(), unseen) == {"records apart": unseen.unseen}
+    unseen = ForwardInspection(
+        inconclusive="a forward pass with a batch of 2; 3 records are needed"
+    )
+    assert missing(step(), unseen) == {"records apart": unseen.inconclusive}
     assert missing(step(), unseen, APART) == {}
     assert "of the network in training was observed" in missing(step())["records apart"]
 
@@ -394,7 +396,7 @@ def test_warnings_and_notes():
         assert {item.weight for item in findings(step(), **outside(when))} == {Weight.WARNING}
     # A custom loop steps by any optimizer.
     assert findings(step(), made=0, **outside("before", private=True)) == []
-    (kept,) = findings(step(), left=left(examples=("weight",)))
+    (kept,) = findings(step(), leftovers=left(examples=("weight",)))
     assert kept.weight is Weight.NOTE
     (one,) = findings(step(), seeded=("torch.manual_seed(42)",))
     assert one.weight is Weight.WARNING

@@ -148,7 +148,7 @@ class Runner:
 def pinned_check(runner: Runner, **fields: Any) -> Judgement:
     """Runs pinned releases for a script; by default, with a tensor that nothing explains."""
     audit = Audit(Target(ZOO / "healthy.py", "mlp"), runner, Options(), lambda _: None)
-    fields = fields or {"left": left(tensors=("mean",))}
+    fields = fields or {"leftovers": left(tensors=("mean",))}
     inspection = Inspection(record=[], result=result(**fields), delta=DELTA)
     audit._judgement = checks.judge(inspection)
     inspection = audit._with_pinned_runs(inspection)
@@ -217,7 +217,7 @@ def test_pinned_runs_that_differ_are_explained_by_two_more():
 
 
 UNEXPLAINED = {
-    "tensors": ({"left": left(tensors=("mean",))}, "release"),
+    "tensors": ({"leftovers": left(tensors=("mean",))}, "release"),
 }
 
 
@@ -251,7 +251,7 @@ def test_an_earlier_step_may_be_chosen_by_records_that_change_nothing():
     """One record seldom changes which epoch is best."""
     same = run("abc")
     pinned = PinnedRuns(unchanged=same, exchanged=same, varied=same)
-    chosen = result(left=left(earlier=("w of step 3 of 9",)))
+    chosen = result(leftovers=left(earlier=("w of step 3 of 9",)))
     inspection = Inspection(record=[], result=chosen, delta=DELTA, pinned=pinned)
     assert "DPA041" in {item.code for item in checks.judge(inspection).findings}
 
@@ -270,6 +270,6 @@ def test_a_run_is_read_from_its_record():
 def test_time_without_a_processor_extends_a_budget_at_most_threefold(waited):
     runner = Runner(Ended("returned"), RunResult(waited=waited))
     audit = Audit(Target(ZOO / "healthy.py", "mlp"), runner, Options(budget=100), lambda _: None)
-    before = audit._left
+    before = audit._seconds_left
     list(audit._run(iter([RunRequest(seed=0)])))
-    assert audit._left - before == pytest.approx(min(waited, 200.0), abs=5.0)
+    assert audit._seconds_left - before == pytest.approx(min(waited, 200.0), abs=5.0)

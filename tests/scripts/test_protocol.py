@@ -40,7 +40,7 @@ def test_a_result_is_read_from_its_plain_values():
     written = result(
         accounted=(AccountedStep(0, 1, 1.0, 0.5),),
         claims=(dataclasses.replace(CLAIM, epsilons=(None,)),),
-        left={"records": ["ids"]},
+        leftovers={"records": ["ids"]},
     )
     plain = json.loads(json.dumps(dataclasses.asdict(written)))
     assert protocol.decode_result(plain) == written

@@ -194,12 +194,12 @@ def test_a_record_of_each_batch_is_exchanged_or_left_out(tmp_path, fixed):
     assert second == [4, 4, 8, 2]
     step = PinnedStep(member=False, release=(), rows=(1.0,))
     draws = [np.array([3, 5, 7, 9]), np.array([4, 6, 8, 2])]
-    one = pinned_runs.varied(run, step, draws[:1])
+    one = pinned_runs.with_variation(run, step, draws[:1])
     verb = "another record in place of" if fixed else "leaving out"
     assert one.change == f"{verb} record 5, the largest record,"
     assert one.missing == (None if fixed else 1)
     # Of a step that adds up two draws, two records are others.
-    both = pinned_runs.varied(run, step, draws)
+    both = pinned_runs.with_variation(run, step, draws)
     assert both.rows == ()
 
 
@@ -323,7 +323,7 @@ def test_a_released_gradient_in_half_precision_is_the_released_one(tmp_path):
     inner = types.SimpleNamespace(state={})
     optimizer = types.SimpleNamespace(params=params, original_optimizer=inner)
     last = [values.double().numpy() for values in released]
-    run.optimizers.append(types.SimpleNamespace(optimizer=optimizer, last=last))
+    run.optimizers.append(types.SimpleNamespace(optimizer=optimizer, last_release=last))
     network.half()
     assert publications.leftovers(publications.remarks(run, network)) == {}
     network.weight.grad *= 1.01
@@ -419,9 +419,9 @@ def test_passes_that_cannot_be_compared_say_why():
             return x + torch.randn(x.shape, generator=self.generator)
 
     x = torch.zeros(40, 3)
-    assert "another result" in repeat_forward(Noisy(), ((x,), {}), 0).unseen
-    assert "a batch of 2" in repeat_forward(nn.Tanh(), ((x[:2],), {}), 0).unseen
-    assert "a row for each record" in repeat_forward(nn.L1Loss(), ((x, x), {}), 0).unseen
+    assert "another result" in repeat_forward(Noisy(), ((x,), {}), 0).inconclusive
+    assert "a batch of 2" in repeat_forward(nn.Tanh(), ((x[:2],), {}), 0).inconclusive
+    assert "a row for each record" in repeat_forward(nn.L1Loss(), ((x, x), {}), 0).inconclusive
 
 
 def test_records_along_the_second_dimension():

@@ -130,7 +130,7 @@ for x, y in loader:
     optimizer.step()
 """
     ended = run(warm, tmp_path, body, inspects=True, most_steps=3)
-    assert {entry.unseen for entry in entries_of(ended.record, ForwardInspection)} == {""}
+    assert {entry.inconclusive for entry in entries_of(ended.record, ForwardInspection)} == {""}
     assert {step.records_each for step in ended.result.uneven} == ({records} - {1})
 
 

@@ -16,6 +16,11 @@ class Accounting(Check):
     question = "Is every release accounted, and is ε as large as all accounted steps compose to?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds findings for steps that no accountant counted, and for ε that is too small or early.
+
+        A run that was cut short may have accounted, or asked for ε, after its steps: then only the
+        steps are compared.
+        """
         counted = inspection.counted
         steps_taken = inspection.taken
         if steps_taken > counted and not (inspection.is_unsampled or inspection.cut):
@@ -42,7 +47,13 @@ class Accounting(Check):
     def _judge_reports(
         self, inspection: Inspection, group: list[Claim], judgement: Judgement
     ) -> None:
-        """Compares the last ε of each accountant with the ε of all steps on the same records."""
+        """Compares the last ε of each accountant with the ε of all steps on the same records.
+
+        Args:
+            inspection: of the script.
+            group: the claims about these records, one of each engine.
+            judgement: takes the findings.
+        """
         claimed = inspection.result.claims
         numbers = {n for n, claim in enumerate(claimed) if claim in group}
         last: dict[float, dict[int, Report]] = {}  # by δ and accountant

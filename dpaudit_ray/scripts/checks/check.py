@@ -25,9 +25,10 @@ LEVEL_SHARE = ALPHA[0] / _TESTS  # probability of a false alarm, of each
 
 @dataclass(frozen=True, kw_only=True)
 class PinnedRun:
-    """A run with pinned releases.
+    """A run with pinned releases: random numbers took the place of what its steps released.
 
     Attributes:
+        result: what was known at its end.
         steps: each with whether it has the record that the run is about.
         record: in words, such as "record 7, the longest record,".
         cut: why it ended early, or "".
@@ -115,7 +116,7 @@ class Inspection:
 
     @property
     def counted(self) -> int:
-        """Number of steps in the histories of all accountants."""
+        """Number of accounted steps, in the histories of all accountants."""
         return sum(int(steps) for _, _, steps in events_of(self.result))
 
     @property

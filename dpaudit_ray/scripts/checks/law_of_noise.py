@@ -22,6 +22,7 @@ class LawOfNoise(Check):
         return bool(inspection.replayed)
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds findings for correlated noise, else for the first step whose noise is not normal."""
         steps = inspection.replayed
         level = LEVEL_SHARE / len(steps)
         for step in steps:
@@ -36,7 +37,8 @@ class LawOfNoise(Check):
             law = step.law
             if law is None or judgement.findings:
                 continue
-            # Dvoretzky, Kiefer, Wolfowitz (Massart 1990, corollary 1)
+            # Of such a distance if the noise is normal (Dvoretzky, Kiefer, Wolfowitz; Massart 1990,
+            # corollary 1).
             probability = 2 * math.exp(-2 * law.numbers * law.distance**2)
             if probability < level:
                 where = at_step(step.step, step.line)
@@ -51,7 +53,7 @@ def _probability(pair: Correlation) -> float:
 
 
 def _report(judgement: Judgement, step: StepInspection, pair: Correlation) -> None:
-    """Adds a finding, the first of its kind only."""
+    """Adds a finding of correlated noise, unless there is one of this kind of pairs."""
     if any(item.look == f"correlation of {pair.kind}" for item in judgement.findings):
         return
     first, second = (step.names[min(i, len(step.names) - 1)] for i in pair.between)

@@ -26,11 +26,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Distance:
-    """Distance that one example moves a step, in units of what was accounted.
+    """Distance that one example moves a step's release, where 1 is what was accounted.
 
     Attributes:
         estimate: of the distance; 0 if no example changed anything.
-        detectable: share of the noise; less would have been found with 95 % probability.
+        detectable: share of the accounted noise; with less, a shortfall would have been found with
+            95 % probability.
     """
 
     estimate: float
@@ -44,6 +45,7 @@ class Noise(Check):
     question = "Is the noise of each step as large as accounted, relative to one record's change?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Compares noise and clipping of each replayed step with what was accounted."""
         if not inspection.replayed:
             return judgement.miss(_why_not_replayed(inspection))
         distances = _compare_steps(inspection, judgement)
@@ -85,26 +87,33 @@ def _summarise(
     judgement: Judgement,
     distances: dict[int, _Distance],
 ) -> None:
-    """States the median ratio, and the smallest shortfall that would have been found."""
+    """Adds the outcome: the median ratio, and the smallest shortfall that would have been found.
+
+    Args:
+        inspection: of the script.
+        judgement: takes the outcome, and whether it is `enough` without trials of steps.
+        distances: by the index of a replayed step.
+    """
     steps = inspection.replayed
     summary = f"{len(steps)} of {inspection.taken} steps replayed"
-    changed = {number: distance for number, distance in distances.items() if distance.estimate > 0}
+    changed = {index: distance for index, distance in distances.items() if distance.estimate > 0}
     if changed:
         ratios = [1 / distance.estimate for distance in changed.values()]
         median = float(np.median(ratios))
         summary += f"; noise-to-sensitivity ratio {median:.3f} of the accounted one (median)"
-        numbers = [steps[number].step + 1 for number in changed]
-        judgement.ratios = tuple(zip(numbers, ratios, strict=True))
-        powers = [distance.detectable for distance in changed.values()]
-        in_all = math.ceil(100 * (1 - max(powers)))
-        in_one = math.ceil(100 * (1 - min(powers)))
+        step_numbers = [steps[index].step + 1 for index in changed]
+        judgement.ratios = tuple(zip(step_numbers, ratios, strict=True))
+        detectable = [distance.detectable for distance in changed.values()]
+        # A shortfall in all steps is found in the most sensitive one; one step may be any of them.
+        in_all = math.ceil(100 * (1 - max(detectable)))
+        in_one = math.ceil(100 * (1 - min(detectable)))
         is_whole = len(steps) >= inspection.taken and not inspection.cut
         which = "all" if is_whole else f"{len(steps)} inspected of {inspection.taken}"
         judgement.sentence = (
             f"noise {in_all} % too small in {which} steps, or {in_one} % too small in one of "
             "them, would have been found with 95 % probability"
         )
-        is_sensitive = max(powers) >= ALTERNATIVE
+        is_sensitive = max(detectable) >= ALTERNATIVE
         judgement.enough = is_whole and len(distances) == len(steps) and is_sensitive
     judgement.observe(summary)
 
@@ -204,7 +213,7 @@ def _compare(
     shifted = np.array(changes or [(0.0,) * len(squares)])  # [changes, tensors]
     is_noisy = squares > 0
     names = [*step.names, "the clipping bound"]
-    bare = listed(names[i] for i in np.flatnonzero(shifted.any(axis=0) & ~is_noisy))
+    bare = listed(names[i] for i in np.flatnonzero(shifted.any(axis=0) & ~is_noisy))  # no noise
     if step.without_noise and not bare:
         bare = "parts of " + listed(names[i] for i in step.without_noise)
     if bare:
@@ -213,15 +222,17 @@ def _compare(
         return None, None
     shifted = noise**2 * shifted[:, is_noisy]
     squares = squares[is_noisy]
-    freedom = max(1, step.draws - 1) * np.array(step.sizes)[is_noisy]
-    # Upper bounds of the noise's variances: with them the distance is at most what it is.
-    variances = squares / (2 * special.gammaincinv(freedom / 2, share / len(step.sizes)))
-    by_tensor = shifted / variances
-    worst = int(by_tensor.sum(axis=1).argmax())
-    estimate = math.sqrt(np.sum(shifted[worst] * freedom / squares))
+    degrees_of_freedom = max(1, step.draws - 1) * np.array(step.sizes)[is_noisy]
+    # Upper bounds of the noise's variances, by the chi-squared law of `squares`: with them the
+    # distance is at most what it is.
+    half_quantiles = special.gammaincinv(degrees_of_freedom / 2, share / len(step.sizes))
+    variances = squares / (2 * half_quantiles)
+    by_tensor = shifted / variances  # [changes, noisy tensors]
+    worst = int(by_tensor.sum(axis=1).argmax())  # of the changes
+    estimate = math.sqrt(np.sum(shifted[worst] * degrees_of_freedom / squares))
     # If a variance is as observed, its upper bound is below this with 95 % probability.
-    quantiles = 2 * special.gammaincinv(freedom / 2, 1 - _MISSED / len(squares))
-    longest = math.sqrt(np.sum(by_tensor[worst] * freedom / quantiles))
+    quantiles = 2 * special.gammaincinv(degrees_of_freedom / 2, 1 - _MISSED / len(squares))
+    longest = math.sqrt(np.sum(by_tensor[worst] * degrees_of_freedom / quantiles))
     distance = _Distance(estimate, detectable=longest / _SLACK / max(1.0, estimate))
     if math.sqrt(by_tensor[worst].sum()) <= _SLACK:
         return distance, None
@@ -237,14 +248,14 @@ def _shortfall(
     Args:
         step: that was inspected.
         noise: multiplier that it was accounted with.
-        shift: by the change.
+        shift: distance that the change moves the release.
         by_tensor: squared distance of the change by tensor with noise; 1 in all is accounted.
-        empty: the same for a record without a gradient.
+        empty: the same for a record without a gradient, after which nothing should move.
     """
     where = at_step(step.step, step.line)
     total = float(by_tensor.sum())
     ratio = math.sqrt(total)
-    counted = 0.0
+    counted = 0.0  # part of the squared distance that is of the count which sets the bound
     if step.counts and step.squares[-1] > 0:
         counted = float(max(by_tensor[-1], empty[-1]))
     values: dict[str, Any] = {"effective": noise / ratio, "noise": noise}

@@ -17,6 +17,7 @@ class Promise(Check):
         return inspection.promised is not None
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds a finding if the accounted steps compose to more than the stated ε."""
         promised = inspection.promised
         composed = claims.composed(inspection.result, inspection.delta)
         if promised is None or not composed <= promised * (1 + claims.TOLERANCE):

@@ -16,22 +16,23 @@ class RecordsApart(Check):
         return inspection.uses_opacus
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds a finding for passes in which a record changes outputs of others, or a buffer."""
         forwards = entries_of(inspection.record, ForwardInspection)
-        passes = [entry for entry in forwards if not entry.unseen]
+        passes = [entry for entry in forwards if not entry.inconclusive]
         mixing = [entry for entry in passes if entry.mixes]
         time_first = [entry for entry in passes if entry.time_first]
         for kind, entries in (("time first", time_first), ("mixes", mixing)):
             if entries and not judgement.findings:
-                worst = max(entries, key=lambda entry: entry.by)
+                worst = max(entries, key=lambda entry: entry.relative_change)
                 where = with_line("the network's forward pass", worst.line)
-                judgement.find(kind, where, by=worst.by)
+                judgement.find(kind, where, by=worst.relative_change)
         buffers: set[str] = set()
         for entry in passes:
             buffers.update(entry.buffers)
         if buffers:
             judgement.find("buffers", listed(sorted(buffers)))
         if not passes:
-            reasons = [entry.unseen for entry in forwards]
+            reasons = [entry.inconclusive for entry in forwards]
             reasons.append("no forward pass of the network in training was observed")
             return judgement.miss(reasons[0])
         return judgement.observe(f"{len(passes)} forward passes repeated")

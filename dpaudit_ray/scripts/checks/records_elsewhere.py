@@ -11,9 +11,12 @@ class RecordsElsewhere(Check):
     question = "Are the records used only in private steps?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds a finding for each use; processes that were not watched may have others."""
         result = inspection.result
-        if result.beside:
-            judgement.find("beside", "an optimizer without noise", value=listed(result.beside))
+        if result.other_networks:
+            judgement.find(
+                "beside", "an optimizer without noise", value=listed(result.other_networks)
+            )
         if result.common_scale:
             judgement.find("common scale", "the data set", what=result.common_scale)
         if result.initial_statistics:

@@ -15,6 +15,14 @@ class Release(Check):
     question = "Does what is returned or saved have anything that did not go through noise?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds a finding for each kind of leftover that nothing explains.
+
+        A custom loop may keep releases in `.grad`, and pinned runs may show that tensors depend on
+        releases alone.
+
+        The check is not done if the run ended early, or if tensors remain of which the inspection
+        cannot tell whether records went into them.
+        """
         if inspection.cut:
             return judgement.miss("the run was ended before it returned a model")
         explained: set[Leftover] = set()
@@ -22,7 +30,7 @@ class Release(Check):
             explained.add("others")  # a custom loop may keep its releases in .grad
         if acquits(inspection):
             explained.add("tensors")
-        kinds = inspection.result.left
+        kinds = inspection.result.leftovers
         names = {kind: listed(kinds[kind]) for kind in kinds.keys() - explained}
         for kind in sorted(names):
             judgement.find(kind, _WHERE, names=names[kind])

@@ -24,6 +24,12 @@ class Sampling(Check):
     question = "Are records sampled as accounted, and is each sampled record one row of its step?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds findings for draws that are not those of the accounted sampling.
+
+        With correlated noise the claim is about how often a record takes part, and is compared with
+        the indices that the script states. Otherwise draws of loaders are tested. Last, each drawn
+        record must have become one row of a step.
+        """
         result = inspection.result
         for made in entries_of(inspection.record, Made):
             if made.replaced_sampler:

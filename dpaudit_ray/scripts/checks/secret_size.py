@@ -18,6 +18,7 @@ class SecretSize(Check):
         return inspection.larger is not None
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds a finding if one record more changes batch size, batches or noise."""
         made: list[Made] = []
         for record in (inspection.record, inspection.larger or ()):
             made += entries_of(record, Made)[:1]

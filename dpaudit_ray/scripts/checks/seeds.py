@@ -11,6 +11,7 @@ class Seeds(Check):
     question = "Can anyone with the script compute its noise again?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds a finding for seeds that both runs have: the script's constants, or its noise's."""
         result = inspection.result
         second = inspection.reseeded
         constants = set(result.seeded)

@@ -18,12 +18,13 @@ class Updates(Check):
     question = "Do private releases alone change the parameters that are published?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds a finding for each optimizer that no engine wraps, and for training before noise."""
         result = inspection.result
-        for outside in result.outside:
+        for outside in result.outside_steps:
             _judge_outside(inspection, outside, judgement)
-        if result.warmed:
-            judgement.find("warm-up", "before make_private", names=listed(result.warmed))
-        summary = f"{len(result.outside)} other optimizers"
+        if result.pretrained:
+            judgement.find("warm-up", "before make_private", names=listed(result.pretrained))
+        summary = f"{len(result.outside_steps)} other optimizers"
         if acquits(inspection):
             summary += "; runs with pinned releases end in the same values"
         return judgement.observe(summary)

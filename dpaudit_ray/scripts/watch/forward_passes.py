@@ -30,9 +30,11 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
     batch = sizes[0] if sizes else 0
     if batch < _FEWEST:
         why = f"a forward pass with a batch of {batch}; {_FEWEST} records are needed"
-        return ForwardInspection(unseen=why)
+        return ForwardInspection(inconclusive=why)
 
     def with_rows(rows: torch.Tensor) -> Inputs:
+        """Returns the inputs with these rows of the batch."""
+
         def exchange(leaf: Any) -> Any:
             if not _has_dim(leaf, dim) or leaf.shape[dim] != batch:
                 return leaf
@@ -52,21 +54,26 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
     outputs = [t for t in triples if _has_dim(t[0], dim) and t[0].shape[dim] == batch]
     if not outputs:
         why = "the network gives nothing with a row for each record of its batch"
-        return ForwardInspection(unseen=why)
+        return ForwardInspection(inconclusive=why)
     if any(not torch.equal(a, b) for a, b, _ in outputs):
         why = "a forward pass repeated with the same generators gave another result"
-        return ForwardInspection(unseen=why)
-    by = 0.0
+        return ForwardInspection(inconclusive=why)
+    relative_change = 0.0  # of outputs of the records that were not exchanged
     for output, _, other in outputs:
         unchanged = output.narrow(dim, 1, batch - 1)
         change = (unchanged - other.narrow(dim, 1, batch - 1)).abs().max()
-        by = max(by, float(change) / (float(unchanged.abs().max()) or 1.0))
-    learning = []
+        largest = float(unchanged.abs().max()) or 1.0
+        relative_change = max(relative_change, float(change) / largest)
+    learning = []  # names of tensors in which different records leave different values
     for name in sorted({*learned, *others_learned}):
         a, b = learned.get(name), others_learned.get(name)
         if a is None or b is None or not torch.equal(a, b):
             learning.append(name)
-    return ForwardInspection(mixes=by > _CLOSE, by=by, buffers=tuple(learning))
+    return ForwardInspection(
+        mixes=relative_change > _CLOSE,
+        relative_change=relative_change,
+        buffers=tuple(learning),
+    )
 
 
 def in_functorch() -> bool:
@@ -88,7 +95,12 @@ def mapped_batch(inputs: Inputs) -> int | None:
 
 
 def lies_time_first(inputs: Inputs, records: int) -> bool:
-    """Returns whether the second dimension of a batch, and not the first, has its records."""
+    """Returns whether the first input with two dimensions has its records along the second.
+
+    Args:
+        inputs: arguments and keyword arguments of a network.
+        records: number of records that were drawn for the batch.
+    """
     for leaf in tree_leaves(inputs):
         if _has_dim(leaf, 1):
             return bool(leaf.shape[0] != records and leaf.shape[1] == records)

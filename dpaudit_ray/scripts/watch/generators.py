@@ -54,6 +54,7 @@ def state_of_all(generators: Iterable[Generator]) -> str:
 
 
 def _state(generator: Generator) -> Any:
+    """Returns the state that `_set_state` takes."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     if isinstance(generator, random.Random):
@@ -62,6 +63,7 @@ def _state(generator: Generator) -> Any:
 
 
 def _set_state(generator: Generator, state: Any) -> None:
+    """Puts a generator into a state of `_state`."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):

@@ -28,24 +28,25 @@ def install(run: WatchedRun) -> None:
 
     def backward(
         original: Any,
-        self: Any,
+        loss: Any,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        """Inspects the backward pass of a loss if its step is due, then calls it."""
         for watched in run.optimizers if run.inspects else ():
             is_due = watched.steps in INSPECTED and watched.at not in inspected
-            if watched.optimizer is self.optimizer and is_due:
+            if watched.optimizer is loss.optimizer and is_due:
                 inspected.add(watched.at)
                 with run.replay():
-                    longest, change = _longest_gradient(self, original)
+                    longest, change = _longest_gradient(loss, original)
                 entry = GhostInspection(
                     step=watched.steps,
                     longest=longest,
                     change=change,
-                    bound=float(self.optimizer.max_grad_norm),
+                    bound=float(loss.optimizer.max_grad_norm),
                 )
                 run.put(entry)
-        return original(self, *args, **kwargs)
+        return original(loss, *args, **kwargs)
 
     if ghost := import_if_there("opacus.utils.fast_gradient_clipping_utils"):
         around(ghost.DPTensorFastGradientClipping, "backward")(backward)
@@ -54,7 +55,12 @@ def install(run: WatchedRun) -> None:
 
 
 def _longest_gradient(loss: Any, backward: Callable[..., Any]) -> tuple[float, str]:
-    """Returns the length of the longest clipped gradient of one record, and which that is."""
+    """Returns the length of the longest clipped gradient of one record, and its record in words.
+
+    Args:
+        loss: of Opacus, with the loss of each record.
+        backward: its backward pass, without the watch.
+    """
     longest = 0.0
     change = ""
     for row in spread_indices(len(loss.loss_per_sample), _ROWS):
@@ -74,7 +80,14 @@ def _clipped_sum(
     row: int,
     factor: float,
 ) -> Release:
-    """Returns the clipped sum with one record's loss that many times as large."""
+    """Returns the clipped sum if one record's loss were `factor` times as large.
+
+    Args:
+        loss: of Opacus, with the loss of each record.
+        backward: its backward pass, without the watch.
+        row: the record's position in the batch.
+        factor: 0 leaves the record out.
+    """
     weights = torch.ones_like(loss.loss_per_sample)
     weights[row] = factor
     params = list(loss.optimizer.params)
@@ -86,7 +99,12 @@ def _clipped_sum(
 
 @contextlib.contextmanager
 def _backward_undone(hooks: Any, params: list[Any]) -> Iterator[None]:
-    """Puts back what a backward pass takes off modules and parameters, and keeps the graph."""
+    """Puts back what a backward pass inside changes, and keeps the graph for the script's own.
+
+    Args:
+        hooks: Opacus' wrapper of the network, which adds the hooks of ghost clipping.
+        params: the parameters that the optimizer steps.
+    """
     modules = list(getattr(hooks, "_module", hooks).modules())
     norms = vars(hooks).get("_per_sample_gradient_norms")
     tensor: Any = torch.Tensor

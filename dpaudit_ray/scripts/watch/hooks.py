@@ -21,10 +21,19 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return replace
 
 
-def _observed(owner: Any, name: str, is_after: bool) -> Callable[[Callable[..., None]], None]:
-    def observe(observer: Callable[..., None]) -> None:
+def _observe(owner: Any, name: str, is_after: bool) -> Callable[[Callable[..., None]], None]:
+    """Returns a decorator for functions to call before or after each call of another one.
+
+    Args:
+        owner: module or class that has the observed function.
+        name: of that function.
+        is_after: the decorated function is called after it, else before; with the same arguments.
+    """
+
+    def register(observer: Callable[..., None]) -> None:
         @around(owner, name)
         def call(original: Any, /, *args: Any, **kwargs: Any) -> Any:
+            """Calls the observed function, and the observer; returns what the former returns."""
             if is_after:
                 returned = original(*args, **kwargs)
                 observer(*args, **kwargs)
@@ -32,12 +41,11 @@ def _observed(owner: Any, name: str, is_after: bool) -> Callable[[Callable[..., 
             observer(*args, **kwargs)
             return original(*args, **kwargs)
 
-    return observe
+    return register
 
 
-# Call the decorated function before or after each call of another one, with the same arguments.
-before = functools.partial(_observed, is_after=False)
-after = functools.partial(_observed, is_after=True)
+before = functools.partial(_observe, is_after=False)
+after = functools.partial(_observe, is_after=True)
 
 
 def import_if_there(name: str) -> Any:

@@ -52,18 +52,19 @@ class LoaderWatch:
         current: the walk that the script is in.
         private: loaders that training uses, if that is known.
         used: draws that a release was made of, in their order.
-        last: draws of the last release.
+        last_draws: draws of the last release.
         unused: sizes of draws that the script got and took no step with.
     """
 
     def __init__(self) -> None:
+        """Begins without draws; `install` records them."""
         self.current: Iteration | None = None
         self.private: list[Any] = []
         self.used: list[Draw] = []
-        self.last: list[Indices] = []
+        self.last_draws: list[Indices] = []
         self.unused: list[int] = []
-        self._private_draws = False
-        self._stored = 0
+        self._private_draws = False  # whether a private loader was drawn from
+        self._stored = 0  # indices in `used`
         self._iterations: weakref.WeakKeyDictionary[Any, Iteration] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -76,6 +77,7 @@ class LoaderWatch:
 
         @around(_BaseDataLoaderIter, "_next_index")
         def draw(original: Any, iterator: Any) -> Any:
+            """Draws indices, and notes them as waiting: workers fetch batches ahead."""
             batch = original(iterator)
             sampler = iterator._index_sampler
             splits = type(sampler).__name__ == "BatchSplittingSampler"  # of Opacus
@@ -85,6 +87,7 @@ class LoaderWatch:
 
         @around(_BaseDataLoaderIter, "__next__")
         def advance(original: Any, iterator: Any) -> Any:
+            """Returns the next batch; the oldest waiting draw is its, if the batch may train."""
             batch = original(iterator)
             iteration = self._iterations.get(iterator)
             if iteration is not None and iteration.waiting and self._trains(iteration.sampler):
@@ -93,15 +96,23 @@ class LoaderWatch:
             return batch
 
     def _trains(self, sampler: Any) -> bool:
-        # Other loaders walk through the same data to evaluate; or to train, while the private one
-        # rests: Lightning draws from a loader that it makes.
+        """Returns whether draws of a sampler may train: those of any, until a private one draws.
+
+        Other loaders walk through the same data to evaluate; or to train, while the private one
+        rests: Lightning draws from a loader that it makes.
+        """
         samplers = {id(sampler), id(getattr(sampler, "sampler", sampler))}
         is_private = any(id(loader._index_sampler) in samplers for loader in self.private)
         self._private_draws |= is_private
         return is_private or not self._private_draws
 
     def at_step(self, accumulated: int, release: ReleaseKey) -> int:
-        """Notes that a release is made of the last `accumulated` draws, or all parts of one.
+        """Notes of which draws a release is made.
+
+        Args:
+            accumulated: number of draws that are added up in the release, the last ones; of a
+                loader that splits draws, all parts of one are.
+            release: optimizer or call site, and its step.
 
         Returns:
             The number of their records; 0 if it is unknown, or parts are added up.
@@ -114,7 +125,7 @@ class LoaderWatch:
         if iteration.splits and batches:
             batches = [np.concatenate(batches)]
         used = batches[-accumulated:]
-        self.last = used
+        self.last_draws = used
         self.unused += [len(draw) for draw in batches[: len(batches) - len(used)]]
         for indices in used:
             if self._stored + len(indices) <= _MOST_INDICES:
@@ -124,6 +135,7 @@ class LoaderWatch:
 
 
 def _as_indices(batch: Any) -> Indices:
+    """Returns what a sampler drew as indices; none if it is something else."""
     with contextlib.suppress(TypeError, ValueError):  # a sampler may draw anything
         return np.atleast_1d(np.asarray(batch, dtype=np.int64))
     return np.zeros(0, dtype=np.int64)
@@ -161,5 +173,5 @@ def draw_counts(draws: Sequence[Indices], records: int, rate: float) -> Draws:
 
 
 def _times_drawn(draws: Sequence[Indices], records: int) -> Indices:
-    """Returns how many times each record is drawn."""
+    """Returns how many times each record is drawn, int64 [records]."""
     return np.bincount(np.concatenate([_as_indices([]), *draws]), minlength=records)

@@ -31,9 +31,9 @@ class NoiseDraws:
 
     Attributes:
         count: number of draws.
-        squares: squared distance from their mean, by tensor.
-        mean: of them; the negative step's own noise, but for the noise of the mean.
-        constant: which numbers no draw changed.
+        squares: summed squared distance from their mean, by tensor.
+        mean: of the differences: minus the step's own noise, but for the noise of the mean.
+        constant: which numbers of each tensor no draw changed.
         has_gaps: a number is zero in many releases, and not in others.
     """
 
@@ -94,7 +94,8 @@ class StepNoise:
     """Compares the noise of steps with each other and with the normal law, and parts of a step."""
 
     def __init__(self) -> None:
-        self._noise: list[tuple[int, Vector]] = []  # of earlier steps
+        """Begins without steps."""
+        self._noise: list[tuple[int, Vector]] = []  # number and standardised noise of earlier steps
 
     def strongest_correlations(self, draws: NoiseDraws, step: int) -> tuple[Correlation, ...]:
         """Returns the pair of each kind that chance explains least, and stores the step's noise.
@@ -137,12 +138,17 @@ def _correlation(
     first: Vector,
     second: Vector,
 ) -> Correlation:
+    """Returns the correlation of two vectors with mean 0, as of one pair of a kind."""
     norm = float(np.sqrt(np.dot(first, first) * np.dot(second, second)))
     value = float(np.dot(first, second)) / norm if norm > 0 else 0.0
     return Correlation(kind, between, len(first), value, pairs=1)
 
 
 def _strongest(correlations: Sequence[Correlation]) -> Correlation:
+    """Returns the correlation that chance explains least, with the number of all pairs.
+
+    By chance, a correlation of n numbers is about 1 / √n.
+    """
     strongest = max(correlations, key=lambda c: abs(c.value) * c.numbers**0.5)
     return dataclasses.replace(strongest, pairs=len(correlations))
 

@@ -47,51 +47,13 @@ def install(run: WatchedRun) -> None:
     from opacus.accountants import utils
     from opacus.accountants.accountant import IAccountant
 
-    networks = run.networks
-
-    @around(PrivacyEngine, "make_private")
-    def make_private(
-        original: Any, engine: Any, *, module: Any, data_loader: Any, **options: Any
-    ) -> Any:
-        loader = one_record_more(data_loader) if run.request.one_more else data_loader
-        networks.data.append(loader.dataset)
-        networks.accountants.append(engine.accountant)
-        networks.modules.append(module)
-        networks.rate = 1 / max(1, len(loader))
-        if engine.accountant not in run.accountants.of_engines:
-            run.accountants.of_engines.append(engine.accountant)
-        run.note_line("the sampler", "the accountant", "the data set", "before make_private")
-        if run.request.inspects:
-            run.publications.before |= digests_of_all_networks()
-            if not run.releases:
-                note_initial_statistics(run, module, loader.dataset)
-        private = original(engine, module=module, data_loader=loader, **options)
-        # (module, optimizer, loader), or with the criterion before the loader.
-        run.loaders.private.append(private[-1])
-        networks.batch_first = bool(options.get("batch_first", True))
-        records = None
-        with contextlib.suppress(TypeError):  # data that come as a stream
-            records = len(loader.dataset)
-        epsilon, delta = networks.target
-        networks.target = (None, None)
-        entry = Made(
-            phase=run.phase,
-            records=records,
-            batches=len(loader),
-            noise=float(private[1].noise_multiplier),
-            expected_batch_size=private[1].expected_batch_size,
-            target_epsilon=epsilon,
-            target_delta=delta,
-        )
-        if options.get("poisson_sampling", True):
-            entry = replace(entry, replaced_sampler=replaced_sampler(loader))
-        run.put(entry)
-        return private
-
     def note_target(*_: Any, **kwargs: Any) -> None:
+        """Notes the ε and δ for which a noise multiplier is about to be computed."""
+        networks = run.networks
         networks.delta = kwargs.get("target_delta")
         networks.target = (kwargs.get("target_epsilon"), networks.delta)
 
+    around(PrivacyEngine, "make_private")(functools.partial(_make_private, run))
     before(PrivacyEngine, "make_private_with_epsilon")(note_target)
     before(utils, "get_noise_multiplier")(note_target)
 
@@ -102,13 +64,58 @@ def install(run: WatchedRun) -> None:
         _inspect_forward_passes(run)
 
 
+def _make_private(
+    run: WatchedRun, original: Any, engine: Any, *, module: Any, data_loader: Any, **options: Any
+) -> Any:
+    """Calls `make_private`, with one record more if that is requested; records it as `Made`.
+
+    What networks have before is noted, so that it is not taken for a trace of private steps.
+    """
+    networks = run.networks
+    loader = one_record_more(data_loader) if run.request.one_more else data_loader
+    networks.data.append(loader.dataset)
+    networks.accountants.append(engine.accountant)
+    networks.modules.append(module)
+    networks.rate = 1 / max(1, len(loader))
+    if engine.accountant not in run.accountants.of_engines:
+        run.accountants.of_engines.append(engine.accountant)
+    run.note_line("the sampler", "the accountant", "the data set", "before make_private")
+    if run.request.inspects:
+        run.publications.before |= digests_of_all_networks()
+        if not run.releases:
+            note_initial_statistics(run, module, loader.dataset)
+    private = original(engine, module=module, data_loader=loader, **options)
+    # (module, optimizer, loader), or with the criterion before the loader.
+    run.loaders.private.append(private[-1])
+    networks.batch_first = bool(options.get("batch_first", True))
+    records = None
+    with contextlib.suppress(TypeError):  # data that come as a stream
+        records = len(loader.dataset)
+    epsilon, delta = networks.target
+    networks.target = (None, None)
+    entry = Made(
+        phase=run.phase,
+        records=records,
+        batches=len(loader),
+        noise=float(private[1].noise_multiplier),
+        expected_batch_size=private[1].expected_batch_size,
+        target_epsilon=epsilon,
+        target_delta=delta,
+    )
+    if options.get("poisson_sampling", True):
+        entry = replace(entry, replaced_sampler=replaced_sampler(loader))
+    run.put(entry)
+    return private
+
+
 class AccountantWatch:
     """Records accountants of any class from their first instance on, and what they answer."""
 
     def __init__(self, run: WatchedRun) -> None:
+        """Begins without accountants; `register` is called with each new one."""
         self._run = run
-        self._wrapped: set[tuple[type, str]] = set()
-        self._is_answering = False
+        self._wrapped: set[tuple[type, str]] = set()  # classes and names of wrapped methods
+        self._is_answering = False  # an accountant computes an ε
 
     def register(self, accountant: Any, *_: Any, **__: Any) -> None:
         """Records an accountant that was made, and wraps the methods of its classes."""
@@ -129,6 +136,7 @@ class AccountantWatch:
                     after(kind, name)(self._load)
 
     def _load(self, accountant: Any, *_: Any, **__: Any) -> None:
+        """Notes the history that an accountant has just loaded from a checkpoint."""
         self._run.accountants.loaded[id(accountant)] = history_of(accountant)
 
     def _answer(
@@ -139,6 +147,17 @@ class AccountantWatch:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        """Calls an accountant's method for ε, and notes the answer if the script itself asks.
+
+        The inspected run's answers are used in later runs.
+
+        Args:
+            name: of the method, one of _QUESTIONS.
+            original: the method.
+            accountant: its object.
+            args: of the call.
+            kwargs: of the call.
+        """
         # Accountants answer each other, and functions that search for a noise multiplier.
         is_internal = _caller().startswith(("opacus.accountants", "dpaudit_ray."))
         if self._is_answering or is_internal:
@@ -172,10 +191,16 @@ def _caller() -> str:
 
 
 def _inspect_forward_passes(run: WatchedRun) -> None:
+    """Inspects the first forward passes of each network from now on.
+
+    Passes of a private network are repeated with another record. Of other networks, inputs are
+    noted: the private records may train them.
+    """
     passes = collections.Counter[tuple[int, bool, bool]]()  # by network, and their kind
 
     @before(torch.nn.Module, "__call__")
     def forward(module: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Inspects a forward pass that is about to happen, if it is one of the first."""
         if not run.inspects:
             return
         # `_NO_HOOKS` calls the network's forward, and not the network.
@@ -196,20 +221,30 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
 
 
 def _inspect_forward(run: WatchedRun, module: Any, inputs: Inputs) -> ForwardInspection:
+    """Repeats a pass of a private network with another record in one place.
+
+    It also compares the number of rows with that of the last draw: Opacus takes the first dimension
+    for the records unless it is told that time comes first.
+
+    Args:
+        run: the run.
+        module: the private network.
+        inputs: arguments and keyword arguments of the pass.
+    """
     networks = run.networks
     with run.replay():
         entry = repeat_forward(module, inputs, 0 if networks.batch_first else 1)
-    current = run.loaders.current
-    if not networks.batch_first or current is None or not current.batches:
+    iteration = run.loaders.current
+    if not networks.batch_first or iteration is None or not iteration.batches:
         return entry
-    return replace(entry, time_first=lies_time_first(inputs, len(current.batches[-1])))
+    return replace(entry, time_first=lies_time_first(inputs, len(iteration.batches[-1])))
 
 
 def _inspect_mapped(run: WatchedRun, _: Any, inputs: Inputs) -> ForwardInspection:
     """Notes a pass under `vmap`, which separates its entries; each may have several records."""
     records = mapped_batch(inputs)
     if records is None:
-        return ForwardInspection(unseen="a forward pass in torch.func without vmap")
+        return ForwardInspection(inconclusive="a forward pass in torch.func without vmap")
     run.networks.records_each = max(run.networks.records_each, records)
     return ForwardInspection()
 
@@ -224,6 +259,7 @@ def replaced_sampler(loader: Any) -> str:
 
 
 def _subclasses(base: Any) -> list[Any]:
+    """Returns all classes that are derived from `base`, at any depth."""
     kinds = []
     for child in base.__subclasses__():
         kinds += [child, *_subclasses(child)]

@@ -59,18 +59,21 @@ def install(run: WatchedRun) -> None:
         _watch_private(run)
 
     def wrappers(inner: Any) -> list[OptimizerWatch]:
+        """Returns the watches whose private optimizer wraps this one."""
         return [w for w in run.optimizers if w.optimizer.original_optimizer is inner]
 
     def before_step(optimizer: Any, *_: Any) -> None:
+        """Notes the gradients of a private step, or counts a step that is not private."""
         if run.replaying:
             return
-        stepping = [w for w in wrappers(optimizer) if w.inside or w.handed_on]
+        stepping = [w for w in wrappers(optimizer) if w.is_stepping or w.may_step]
         if stepping:
-            stepping[0].update()
+            stepping[0].note_update()
         else:
             other_updates.count_step(run, optimizer)
 
     def after_step(optimizer: Any, *_: Any) -> None:
+        """Notes which step left the parameters as they are: one may be published later."""
         for watched in wrappers(optimizer):
             if run.request.inspects and not run.replaying:
                 for p in watched.optimizer.params:
@@ -110,39 +113,40 @@ class _AdaptedBound:
 
 
 class OptimizerWatch(StepWatch):
-    """Watches one optimizer.
+    """Watches one private optimizer, which wraps the script's own.
 
     Attributes:
-        inside: a step is being taken.
-        handed_on: the script calls `pre_step` itself, so that the wrapped optimizer may step.
-        last: gradients that the last step released.
+        is_stepping: the private optimizer is taking a step.
+        may_step: the script called `pre_step` itself, so that the wrapped optimizer may step next.
+        last_release: gradients that the last step released; None before.
     """
 
     counts = True
 
     def __init__(self, run: WatchedRun, number: int, optimizer: Any) -> None:
+        """Wraps the methods by which a private optimizer, the run's `number`th, takes steps."""
         super().__init__(run, number)
         self.ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)
         self.optimizer = optimizer
         self._states: set[str] = set()  # of generators, at the start of each step
-        self.inside = False
-        self.handed_on = False
-        self.last: Release | None = None
+        self.is_stepping = False
+        self.may_step = False
+        self.last_release: Release | None = None
         self._pinned: PinnedStep | None = None  # the entry of the step, in a pinned run
         self._pinned_noise = 0.0  # standard deviation of what replaces releases
         self._examples = 0  # gradients in the parts of the step so far
         self._backwards = 0  # the backward passes that made them
-        self._adapted: _AdaptedBound | None = None
-        self._unclipped: Change = None  # one record more, which an adaptive bound counts
+        self._adapted_bound: _AdaptedBound | None = None
+        self._unclipped_change: Change = None  # one record more, which an adaptive bound counts
         self._call: Callable[[], Any] = lambda: None  # takes the step as the script would
         self._has_closure = False  # which makes the step's gradients
-        self._armed: Change = None
-        self._open: Iteration | None = None  # of a draw that is not complete yet
+        self._pending_change: Change = None  # to be made before gradients are clipped
+        self._open_iteration: Iteration | None = None  # of a draw that is not complete yet
         entrances = {
             "step": self._enter_step,
             "pre_step": self._enter_pre_step,
-            "clip_and_accumulate": self._apply_armed,
-            "accumulate": self._apply_armed,
+            "clip_and_accumulate": self._apply_pending,
+            "accumulate": self._apply_pending,
         }
         for name, enter in entrances.items():
             if hasattr(type(optimizer), name):
@@ -155,57 +159,79 @@ class OptimizerWatch(StepWatch):
                 generator.manual_seed(run.request.derived("generator", number, 0, first))
 
     def _enter_step(self, call: Call) -> Any:
+        """Takes a step in place of the optimizer's `step`."""
         closures = (*call.args[1:], call.keywords.get("closure"))
         return self._take_step(call, has_closure=any(c is not None for c in closures))
 
     def _enter_pre_step(self, call: Call) -> Any:
+        """Makes a release in place of the optimizer's `pre_step`.
+
+        Inside of `step`, which calls it, it is a part of that step. A script that calls it itself
+        steps the wrapped optimizer afterwards.
+        """
+
         def release() -> Any:
-            steps = self._apply_armed(call)
+            """Makes the release; returns whether the wrapped optimizer is to step."""
+            steps = self._apply_pending(call)
             if steps and not self.run.replaying:
                 self._pin()
             return steps
 
-        if self.inside or self.run.replaying:
+        if self.is_stepping or self.run.replaying:
             return release()
         steps = self._take_step(release, has_closure=False)
-        self.handed_on = bool(steps)
+        self.may_step = bool(steps)
         return steps
 
-    def _apply_armed(self, call: Call) -> Any:
-        """Makes the change that is armed, once, before gradients are clipped."""
-        change = self._armed
-        self._armed = None
+    def _apply_pending(self, call: Call) -> Any:
+        """Makes the pending change, once, and calls the method that clips gradients."""
+        change = self._pending_change
+        self._pending_change = None
         if change is not None:
             change(self.optimizer)
         return call()
 
     @contextlib.contextmanager
-    def _arm(self, change: Change) -> Iterator[None]:
-        """Makes the change at once, or after a closure, where gradients are about to be clipped."""
+    def _changed(self, change: Change) -> Iterator[None]:
+        """Changes the gradients of a step that is taken inside, before they are clipped.
+
+        A closure makes gradients within the step, so the change waits for the method that clips.
+        """
         if self._has_closure:
-            self._armed = change
+            self._pending_change = change
         elif change is not None:
             change(self.optimizer)
         try:
             yield
         finally:
-            self._armed = None
+            self._pending_change = None
 
     def _take_step(self, call: Callable[[], Any], has_closure: bool) -> Any:
+        """Inspects a step, decides about its canary, and takes it.
+
+        A part of a step, whose gradients Opacus only adds up, is counted and nothing else.
+
+        Args:
+            call: takes the step as the script would.
+            has_closure: a closure makes the step's gradients, inside of `call`.
+
+        Returns:
+            What `call` returns.
+        """
         run = self.run
         optimizer = self.optimizer
-        if run.replaying or self.inside:
+        if run.replaying or self.is_stepping:
             return call()
         self._check_open_sum()
         skips = getattr(optimizer, "_step_skip_queue", None)
         if skips and skips[0]:  # a part of a step: Opacus adds up, and takes no step
-            self._open = run.loaders.current
+            self._open_iteration = run.loaders.current
             self._add_part(self._passes())
-            with self._taking_step():  # which asks `pre_step` whether to skip
+            with self._stepping():  # which asks `pre_step` whether to skip
                 return call()
         self.finish_pinned()
-        self._open = None
-        self.last = None
+        self._open_iteration = None
+        self.last_release = None
         self._call = call
         self._has_closure = has_closure
         accountants = run.accountants
@@ -229,27 +255,29 @@ class OptimizerWatch(StepWatch):
             if run.request.pinned:
                 self._begin_pinned(passes)
         with contextlib.ExitStack() as during:
-            during.enter_context(self._taking_step())
-            during.enter_context(self._arm(change))
+            during.enter_context(self._stepping())
+            during.enter_context(self._changed(change))
             if self._pinned is not None:
                 during.enter_context(self.pinned_noise(self._pinned.member))
             result = call()
         history = accountants.history()
         noise, rate = history[-1][:2] if history else (None, None)
-        self.end_step(self.last or gradients(optimizer.params), noise, rate)
+        self.end_step(self.last_release or gradients(optimizer.params), noise, rate)
         return result
 
     @contextlib.contextmanager
-    def _taking_step(self) -> Iterator[None]:
-        self.inside = True
+    def _stepping(self) -> Iterator[None]:
+        """Marks what is done inside as a part of a step."""
+        self.is_stepping = True
         try:
             yield
         finally:
-            self.inside = False
+            self.is_stepping = False
 
     def _check_open_sum(self) -> None:
         """Records a sum that another walk through the data left, to which this step adds."""
-        if self._open is None or self._open is self.run.loaders.current:
+        iteration = self._open_iteration
+        if iteration is None or iteration is self.run.loaders.current:
             return
         if any(getattr(p, "summed_grad", None) is not None for p in self.optimizer.params):
             self.run.put(CarriedSum(step=self.steps))
@@ -290,13 +318,18 @@ class OptimizerWatch(StepWatch):
         return passes
 
     def _begin_pinned(self, passes: Passes) -> None:
+        """Notes the records, gradients and generators of a step of a pinned run.
+
+        Args:
+            passes: gradients of the step's examples.
+        """
         run = self.run
         params = list(self.optimizer.params)
         # Under autocast, gradients have fewer digits than parameters.
         computed = sum(passes, params)
         # A record more in a batch may shift what its other records draw.
         generators = [*self.generators, *generators_in(run.networks.data, depth=3)]
-        draws = run.loaders.last
+        draws = run.loaders.last_draws
         draw = np.concatenate(draws or [np.zeros(0, dtype=np.int64)])
         pinned_runs.choose_record(run, draw)
         # With half of the records exchanged, all rows differ.
@@ -311,12 +344,12 @@ class OptimizerWatch(StepWatch):
             drawn=len(draw),
         )
         if run.request.pinned == "varied":
-            self._pinned = pinned_runs.varied(run, self._pinned, draws)
+            self._pinned = pinned_runs.with_variation(run, self._pinned, draws)
 
-    def update(self) -> None:
+    def note_update(self) -> None:
         """Notes what the wrapped optimizer is about to step by; ends a pinned step."""
-        self.handed_on = False
-        self.last = gradients(self.optimizer.params)
+        self.may_step = False
+        self.last_release = gradients(self.optimizer.params)
         self._pin()  # if the script never called `pre_step`
         if self._pinned is not None:
             self._pinned = replace(self._pinned, update=self._digests())
@@ -329,11 +362,16 @@ class OptimizerWatch(StepWatch):
             self._pinned = None
 
     def _digests(self) -> tuple[str, ...]:
+        """Returns digests of the current gradients, of the parameters that have one."""
         params = self.optimizer.params
         return tuple(sample_digest(p.grad).hex() for p in params if p.grad is not None)
 
     def _pin(self) -> None:
-        """Notes a pinned step's release; random numbers as large as noise replace it."""
+        """Notes what a step of a pinned run releases, and replaces it by random numbers.
+
+        They are as large as the noise, and the same in all runs. Nothing is done in other runs, nor
+        a second time in a step.
+        """
         if self._pinned is None or self._pinned.release:
             return
         optimizer = self.optimizer
@@ -359,7 +397,10 @@ class OptimizerWatch(StepWatch):
         return self.run.networks.names(self.optimizer.params)
 
     def without(self, index: int) -> Change:
+        """Implements `StepWatch.without`; `index` counts over all backward passes of the step."""
+
         def change(optimizer: Any) -> None:
+            """Takes the example's gradient out of that of each parameter."""
             for p in optimizer.params:
                 row = index
                 is_list = isinstance(p.grad_sample, list)
@@ -374,11 +415,14 @@ class OptimizerWatch(StepWatch):
         return change
 
     def appended(self, row: list[torch.Tensor]) -> Change:
+        """Implements `StepWatch.appended`: in the last backward pass, or the ghost sum."""
+
         def longer(sample: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
             # A new tensor, as Opacus marks a tensor of gradients that it has used.
             return torch.cat([sample, tensor.to(sample).reshape(1, *sample.shape[1:])])
 
         def change(optimizer: Any) -> None:
+            """Appends the gradient to that of each parameter."""
             for p, tensor in zip(optimizer.params, row, strict=True):
                 sample = getattr(p, "grad_sample", None)
                 if self.ghost:  # which has the clipped sum, and no rows
@@ -391,14 +435,15 @@ class OptimizerWatch(StepWatch):
         return change
 
     def changes(self) -> Iterator[tuple[str, Change]]:
+        """Implements `StepWatch.changes`; with ghost clipping a change is a clipped gradient."""
         if not self.ghost:
             yield from super().changes()
             return
         yield "a clipped gradient", self.appended([w * self.bound for w in self.direction()])
-        if self._adapted is not None:
-            length = min(self.bound, self._adapted.bound)
-            self._unclipped = self.appended([w * length for w in self.direction()])
-            yield "a gradient that counts as unclipped", self._unclipped
+        if self._adapted_bound is not None:
+            length = min(self.bound, self._adapted_bound.bound)
+            self._unclipped_change = self.appended([w * length for w in self.direction()])
+            yield "a gradient that counts as unclipped", self._unclipped_change
 
     def adapt(self, loss: Any, norms: torch.Tensor) -> tuple[float, float]:
         """Returns the bound and the noise multiplier with which a backward pass continues.
@@ -410,7 +455,7 @@ class OptimizerWatch(StepWatch):
         if self.run.replaying:
             noise = float(optimizer.noise_multiplier)
             return bound, getattr(optimizer, "_adjusted_noise_multiplier", noise)
-        self._adapted = _AdaptedBound(loss, norms.detach().clone(), bound)
+        self._adapted_bound = _AdaptedBound(loss, norms.detach().clone(), bound)
         new_bound, noise = type(loss)._update_clip_and_noise(loss, norms)
         return bound if self.run.request.pinned else new_bound, noise
 
@@ -422,7 +467,7 @@ class OptimizerWatch(StepWatch):
         loss = adapted.loss
         norms = adapted.norms
         if change is not None:
-            norm = adapted.bound if change is self._unclipped else math.inf
+            norm = adapted.bound if change is self._unclipped_change else math.inf
             norms = torch.cat([norms, norms.new_tensor([norm])])
         with preserve_attributes([loss, loss.module, self.optimizer]):
             loss.module.max_grad_norm = self.optimizer.max_grad_norm = adapted.bound
@@ -441,6 +486,7 @@ class OptimizerWatch(StepWatch):
             *_: Any,
             **__: Any,
         ) -> None:
+            """Takes the place of the wrapped optimizer's step: notes the gradients it gets."""
             if closure is not None:  # evaluated by the optimizer, before it steps
                 with torch.enable_grad():
                     closure()
@@ -448,7 +494,7 @@ class OptimizerWatch(StepWatch):
 
         with self._step_undone() as before:
             optimizer.original_optimizer.step = catch
-            with self._arm(change):
+            with self._changed(change):
                 self._call()
             shifts = (p.data - old for p, old in zip(params, before, strict=True))
             release = flat_vectors(shifts)
@@ -458,8 +504,8 @@ class OptimizerWatch(StepWatch):
                 release = gradients(params)
             factor = clipping_bound(optimizer) / self.bound if self.bound > 0 else 1.0
             published = float(np.log(factor))
-            if self._adapted is not None:
-                published = self._log_factor(self._adapted, change)
+            if self._adapted_bound is not None:
+                published = self._log_factor(self._adapted_bound, change)
             return [*release, np.array([published])]
 
     @contextlib.contextmanager
@@ -512,6 +558,8 @@ def clipping_bound(optimizer: Any) -> float:
 
 
 def _enter_by(name: str, enter: Callable[[Call], Any]) -> Callable[..., Any]:
+    """Returns a method that calls `enter` with the call of the optimizer's method `name`."""
+
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Of the class: a subclass overrides it, and is to be inspected.
         return enter(functools.partial(getattr(type(self), name), self, *args, **kwargs))

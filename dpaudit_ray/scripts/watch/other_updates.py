@@ -55,7 +55,7 @@ def count_step(run: WatchedRun, optimizer: Any) -> None:
         run.note_line(kind)
     updates.params.update({id(p): p for p in params})
     if when != "after" and run.loaders.current is not None:
-        updates.warmed.update({id(p): run.loaders.current.data for p in params})
+        updates.stepped_early.update({id(p): run.loaders.current.data for p in params})
 
 
 def note_initial_statistics(run: WatchedRun, module: torch.nn.Module, data: Any) -> None:
@@ -85,16 +85,16 @@ def trained_by_records(run: WatchedRun) -> tuple[tuple[str, ...], tuple[str, ...
         tables += tables_of(data)
     rows = keys_of(tables)
     data_ids = set(map(id, run.networks.data))
-    trained = {key: "" for key, data in updates.warmed.items() if id(data) in data_ids}
+    trained = {key: "" for key, data in updates.stepped_early.items() if id(data) in data_ids}
     private = run.networks.parameters()
-    fed_early = False
+    had_early_records = False
     for (key, trains), (_, network, inputs) in updates.fed.items():
         if inputs & rows:
-            fed_early |= key in private
+            had_early_records |= key in private
             if trains and key in updates.params:
                 trained[key] = network
-    warmed = [private[key] for key in private if key in trained]
-    if warmed:
-        return tuple(run.networks.names(warmed)), (), fed_early
+    pretrained = [private[key] for key in private if key in trained]
+    if pretrained:
+        return tuple(run.networks.names(pretrained)), (), had_early_records
     networks = {name for key, name in trained.items() if name and key not in private}
-    return (), tuple(sorted(networks)), fed_early
+    return (), tuple(sorted(networks)), had_early_records

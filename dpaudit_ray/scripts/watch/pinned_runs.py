@@ -73,14 +73,19 @@ def _seed_entropy(run: WatchedRun) -> None:
 
 
 def _draw_alike(run: WatchedRun) -> None:
-    """Draws the same numbers for each record: a batch of another size then draws no others."""
+    """Makes random functions of torch draw the same numbers for each record of a batch.
+
+    A batch of another size then draws no other numbers.
+    """
 
     def drop(original: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Multiplies all records by one mask of dropout."""
         if x.dim() < 2 or in_functorch():
             return original(x, *args, **kwargs)
         return x * original(x.new_ones(1, *x.shape[1:]), *args, **kwargs)
 
     def draw(original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Draws numbers for one record, and repeats them if a size is a multiple of the batch's."""
         size: Any = args  # of what is drawn: integers, or a tuple, or a tensor that has this size
         if args and isinstance(args[-1], (tuple, list, torch.Tensor)):
             size = args[-1]
@@ -103,6 +108,7 @@ class _PrivateData:
     """Exchanges records in what private loaders read; its methods are called by their libraries."""
 
     def __init__(self, run: WatchedRun) -> None:
+        """Begins before training is private."""
         self._run = run
         self._record = run.request.record or 0
         # Indices of other records, by identity of a data set and index. They are chosen before an
@@ -110,7 +116,7 @@ class _PrivateData:
         self._substitutes: dict[int, dict[int, int]] = {}
         self._searched: set[int] = set()  # data sets whose first batch was searched for numbers
         self._replaced: list[tuple[Any, Any]] = []  # arrays, and copies of what they had
-        self._draw_numbers = itertools.count()
+        self._draw_numbers = itertools.count()  # of draws, from which their seeds are derived
 
     def replace_half(self, *_: Any, **__: Any) -> None:
         """Puts other records in place of half of the data, until training is private."""
@@ -118,6 +124,7 @@ class _PrivateData:
             self._replaced.extend(_replace_half(self._run))
 
     def make_private(self, _: Any, *, data_loader: Any, **options: Any) -> None:
+        """Puts back what `replace_half` replaced, and exchanges records as the run requests."""
         run = self._run
         for array, values in self._replaced:
             array[:] = values
@@ -149,7 +156,15 @@ class _PrivateData:
         return _varied_draw(run, indices, private, keeps_size=iterator._num_workers > 0)
 
     def fetch(self, original: Any, fetcher: Any, indices: Any) -> Any:
-        """Fetches a batch, with another record in place of the one."""
+        """Fetches a batch, with other records in place of those that are exchanged.
+
+        Arrays in memory have them already; a data set may read others from files.
+
+        Args:
+            original: the loader's own `fetch`.
+            fetcher: its object, which has the data set.
+            indices: of the batch.
+        """
         data = fetcher.dataset
         if id(data) not in self._substitutes:
             return original(fetcher, indices)
@@ -231,6 +246,7 @@ def _watch_decisions(run: WatchedRun) -> None:
             continue
 
         def decide(*args: Any, name: str = name, **kwargs: Any) -> None:
+            """Notes the numbers that are about to be decided by; `args` begin with the object."""
             leaves = tree_leaves((args[1:], kwargs))
             scalars = [v for v in leaves if isinstance(v, float) or np.ndim(v) == 0]
             numbers = [float(v) for v in scalars if isinstance(v, (float, torch.Tensor))]
@@ -395,12 +411,20 @@ def _varied_draw(
     return [*indices[:position], *replacement, *indices[position + 1 :]]
 
 
-def varied(
+def with_variation(
     run: WatchedRun,
     step: PinnedStep,
     draws: list[Indices],
 ) -> PinnedStep:
-    """Returns a step with the change of its batch; its rows are compared if there is one change."""
+    """Returns the entry of a step with the change of its batch by `_varied_draw`.
+
+    If it has several draws, their changes overlap, and lengths of gradients are not compared.
+
+    Args:
+        run: the run, which varies a record of each batch.
+        step: the entry so far.
+        draws: indices of the records of each draw in the step.
+    """
     keys = [draw.tobytes() for draw in draws]
     if len(keys) != 1 or keys[0] not in run.pinned.variations:
         return replace(step, rows=())

@@ -124,6 +124,7 @@ def remarks(
 
 
 def _private_records(run: WatchedRun) -> PrivateRecords:
+    """Returns the private records in memory, computed once for each collection of data sets."""
     sources = [*run.networks.data, *run.pinned.tables]
     key = tuple(map(id, sources))
     records = run.publications.records
@@ -139,6 +140,12 @@ class _KnownTensors:
     """Tensors that may be published: private parameters, and what networks had before."""
 
     def __init__(self, run: WatchedRun, file: str) -> None:
+        """Collects what is known of a run's tensors by now.
+
+        Args:
+            run: the run.
+            file: name of the file that is saved, with a separator; "" for what is returned.
+        """
         self._run = run
         self._file = file
         self._records = _private_records(run)
@@ -150,7 +157,7 @@ class _KnownTensors:
             params = watched.optimizer.params
             private += params
             states += watched.optimizer.original_optimizer.state.values()
-            for p, values in zip(params, watched.last or [], strict=False):
+            for p, values in zip(params, watched.last_release or [], strict=False):
                 self._released[id(p)] = torch.from_numpy(values)
         self._private = set(map(id, private))
         # States of optimizers are of private gradients, as parameters are.
@@ -158,10 +165,10 @@ class _KnownTensors:
         self._explained = run.publications.before | set(map(digest, processed))
         if file and not run.releases:
             self._explained |= digests_of_all_networks()
-        self.shapes = collections.Counter[tuple[int, ...]]()  # of releases of loops
+        self.shapes = collections.Counter[tuple[int, ...]]()  # of the last releases of loops
         for stream in run.streams.values():
             self.shapes.update(stream.released_shapes)
-        self.unmatched = self.shapes.copy()
+        self.unmatched = self.shapes.copy()  # those that no published tensor has had so far
         self._earlier_steps: set[int] = set()
         self._last_step = 0
 

@@ -29,7 +29,7 @@ def install(run: WatchedRun) -> None:
     def draw(original: Any, iterator: Any) -> Any:
         """Draws indices, and offers their records as the one that pinned runs exchange."""
         indices = original(iterator)
-        if run.phase == "main" and run.pinned.batches > 0:
+        if run.phase == "main" and run.pinned.batches_to_read > 0:
             private = private_items(run, iterator, indices)
             if private:
                 choose(run, private, indices)
@@ -56,9 +56,15 @@ def choose(
     items: list[Any],
     indices: Sequence[int],
 ) -> None:
-    """Chooses a record of a batch if none is chosen, and notes which records are equal."""
+    """Chooses the record that later runs exchange, if none is chosen, and notes equal records.
+
+    Args:
+        run: the run.
+        items: records of a private batch.
+        indices: of these records in the data set.
+    """
     pinned = run.pinned
-    pinned.batches -= 1
+    pinned.batches_to_read -= 1
     for index, item in zip(indices, items, strict=True):
         if key := _key(item):
             pinned.keys[index] = key
@@ -92,12 +98,14 @@ def _key(item: Any) -> tuple[Any, ...]:
 
 
 def _length(leaf: Any) -> int:
+    """Returns how many numbers or characters a part of a record has."""
     if isinstance(leaf, (torch.Tensor, np.ndarray)):
         return math.prod(leaf.shape)
     return len(leaf) if isinstance(leaf, (str, bytes)) else 1
 
 
 def _square(leaf: Any) -> float:
+    """Returns the squared length of a part of a record; 0 if it has no floats."""
     is_number = isinstance(leaf, (float, torch.Tensor)) or is_numeric(leaf)
     if not is_number:
         return 0.0

@@ -70,6 +70,7 @@ class Stream(StepWatch):
     glance_changes = 2
 
     def __init__(self, run: WatchedRun, number: int) -> None:
+        """Begins before the first step of the run's call site `number`."""
         super().__init__(run, number)
         self.rate = 1.0
         self.records: int | None = None
@@ -83,7 +84,7 @@ class Stream(StepWatch):
         self._noises: list[Release] = []  # of all steps, if noise is correlated
         self._white: Release | None = None  # the step's noise that no earlier step determines
         self._first_steps: dict[int, int] = {}  # of records, by their index
-        self._call: ReleasedArrays = lambda *_: []
+        self._call: ReleasedArrays = lambda *_: []  # repeats the step
 
     @property
     def history(self) -> History:
@@ -91,6 +92,7 @@ class Stream(StepWatch):
         return tuple((noise, rate, steps) for (noise, rate), steps in self._counts.items())
 
     def mechanism(self) -> str:
+        """Returns the name of the accountant, as those of Opacus do: the judge composes by PLD."""
         return "pld"
 
     def step(
@@ -243,6 +245,11 @@ class Stream(StepWatch):
         return Draws(self.records, tuple(self.sizes)) if self.records else None
 
     def _draws_noise(self, redraws: bool | None) -> bool:
+        """Returns whether a call draws noise: as the caller states, or whether two seeds differ.
+
+        Args:
+            redraws: the caller's statement; None if that is to be tried, once.
+        """
         if redraws is not None:
             return redraws
         if self._redraws is None:
@@ -320,6 +327,7 @@ def _join(first: Any, second: Any) -> Any:
 
 
 def _flat(arrays: Arrays) -> Release:
+    """Returns arrays of any framework as flat float64 vectors of numpy."""
     vectors = []
     for array in arrays:
         if isinstance(array, torch.Tensor):

@@ -35,14 +35,16 @@ class Clock:
     """
 
     def __init__(self, seconds: float | None) -> None:
+        """Begins now; the run may take this time, None for any."""
         self.inspecting = 0.0
         self._limit = seconds
         self._start = time.monotonic()
-        self._waited = waited()
+        self._waited_before = waited()
 
     @property
     def waited(self) -> float:
-        return waited() - self._waited
+        """Seconds that the process waited for a processor since the start."""
+        return waited() - self._waited_before
 
     @property
     def elapsed(self) -> float:
@@ -117,14 +119,15 @@ class OtherUpdates:
     Attributes:
         steps: counts of steps, by their description without the count.
         params: parameters, by identity, that another optimizer stepped.
-        warmed: parameters, by identity, stepped before, and the data set that was read then.
+        stepped_early: parameters, by identity, that stepped before training was private, with the
+            data set that was read then.
         fed: by identity of a parameter, and whether its network is in training, the parameter, the
             class of its network, and digests of the first rows of its inputs.
     """
 
     steps: dict[OutsideSteps, int] = field(default_factory=dict)
     params: dict[int, torch.Tensor] = field(default_factory=dict)
-    warmed: dict[int, Any] = field(default_factory=dict)
+    stepped_early: dict[int, Any] = field(default_factory=dict)
     fed: dict[tuple[int, bool], tuple[Any, str, set[bytes]]] = field(default_factory=dict)
 
 
@@ -164,25 +167,26 @@ class PinnedState:
     """State of a run with pinned releases.
 
     Attributes:
-        chosen: index of the record that is exchanged, and why this one.
-        batches: number of batches whose records are still to be read.
+        chosen: index of the record that is exchanged.
+        chosen_as: why this one, such as "the longest record".
+        batches_to_read: number of batches whose records are still to be read.
         keys: of the records in them, what equal ones have in common.
         leaves_out: batches may have another size.
         variations: by the bytes of a draw, how it was changed, and a position that is left out.
         tables: of a loop without Opacus, arrays with a record in each row.
         numbers: of its rows, by their digests, if these are all different.
-        shaken: random numbers are others since a step had the record.
+        randomness_differs: random numbers are others since a step had the record.
     """
 
     chosen: int | None = None
     chosen_as: str = ""
-    batches: int = 5
+    batches_to_read: int = 5
     keys: dict[int, Any] = field(default_factory=dict)
     leaves_out: bool = False
     variations: dict[bytes, tuple[str, int | None]] = field(default_factory=dict)
     tables: list[Any] = field(default_factory=list)
     numbers: dict[bytes, int] = field(default_factory=dict)
-    shaken: bool = False
+    randomness_differs: bool = False
 
 
 @dataclass

@@ -71,9 +71,12 @@ def _run_file(state: WatchedRun, script: Path) -> Any:
 
     @around(opacus, "audited")
     def audited(original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes the place of `@audited(...)`: also notes marks and result of the function."""
+
         def mark(function: Any) -> Any:
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
+                """Calls the function, and notes its marks and its result."""
                 nonlocal returned
                 state.publications.marks = marks_of(call)
                 returned = function(*args, **kwargs)

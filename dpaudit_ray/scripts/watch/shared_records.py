@@ -124,6 +124,7 @@ def _off_diagonal(matrix: torch.Tensor) -> float:
 
 
 def _wide_tables(tables: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns tables with several columns and enough records, as float64 [records, columns]."""
     wide = [t for t in tables if t.dim() > 1 and len(t) >= _FEWEST and not t.is_complex()]
     return [table.flatten(1).double() for table in wide]
 
@@ -132,6 +133,7 @@ class PrivateRecords:
     """Private records in memory, a record in each row of `tables`."""
 
     def __init__(self, tables: Sequence[torch.Tensor]) -> None:
+        """Notes lengths of rows, and which tables have one number a record, as labels do."""
         self._tables = tables
         self._row_sizes = {t[0].numel() for t in tables if t.dim() > 1 and len(t)}
         labels = [t.flatten() for t in tables if t.numel() == len(t)]
@@ -139,6 +141,7 @@ class PrivateRecords:
 
     @functools.cached_property
     def _rows(self) -> set[bytes]:
+        """Digests of the records."""
         return keys_of(self._tables)
 
     @functools.cached_property
@@ -179,6 +182,10 @@ class PrivateRecords:
         return tensor.dim() > 1 and self._has(tensor[:_MOST_ROWS])
 
     def _has(self, rows: torch.Tensor) -> bool:
+        """Returns whether rows are private records, and not equal to them by chance.
+
+        Short rows may be: then at least three, and half of all, must be records.
+        """
         if len(rows) == 0 or rows[0].numel() not in self._row_sizes:
             return False
         matches = [n for n, key in enumerate(row_keys(rows)) if key in self._rows]
@@ -188,6 +195,7 @@ class PrivateRecords:
         return any(_is_distinct(rows[n]) for n in matches)
 
     def _is_labels(self, tensor: torch.Tensor) -> bool:
+        """Returns whether a vector is the labels of the first records."""
         if len(tensor) < _FEWEST_LABELS or not _is_distinct(tensor.diff()):
             return False  # a range of numbers is an index, and a constant says nothing
         return any(torch.equal(tensor, labels[: len(tensor)]) for labels in self._labels)
@@ -207,7 +215,10 @@ class PrivateRecords:
         return any(map(self._is_fitted, sides))
 
     def _is_label_statistic(self, number: float) -> bool:
-        """Returns whether a number is a mean, logit or deviation of labels, and not a round one."""
+        """Returns whether a number is a mean, logit or deviation of labels.
+
+        Round numbers do not count: a script may have them as constants.
+        """
         if math.isclose(number, round(number, 2), rel_tol=_RELATIVE_TOLERANCE):
             return False
         for labels in self._labels:

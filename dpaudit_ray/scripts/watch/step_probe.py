@@ -42,7 +42,13 @@ _SHORTEST = 1e-30
 
 @dataclass(frozen=True)
 class _CanaryTrial:
-    """Membership bit of a step's canary, the direction that shows it, and where its score is 0."""
+    """Canary of a step: its score is how far the release lies along `direction`, less `zero`.
+
+    Attributes:
+        member: whether the canary is in the step.
+        direction: scaled so that the canary moves the score by 1.
+        zero: where a release without the canary lies in the mean.
+    """
 
     member: bool
     direction: Release
@@ -74,6 +80,7 @@ class StepWatch:
     counts = False
 
     def __init__(self, run: WatchedRun, number: int) -> None:
+        """Begins before the first step."""
         self.run = run
         self.number = number
         self.steps = 0
@@ -87,7 +94,7 @@ class StepWatch:
         self._noise = StepNoise()
         self._has_gaps = False  # in draws of a step until now
         self._states_after: set[str] = set()  # of generators, after the step and its changes
-        self._trial: _CanaryTrial | None = None
+        self._trial: _CanaryTrial | None = None  # of the step; None without one
 
     @property
     def at(self) -> ReleaseKey:
@@ -113,14 +120,24 @@ class StepWatch:
 
     @contextlib.contextmanager
     def pinned_noise(self, member: bool) -> Iterator[int]:
-        """Seeds the step's noise in a pinned run, and what random numbers come after it."""
+        """Seeds the noise of a step inside, of a pinned run, and the random numbers after it.
+
+        It yields the seed of the noise. Both seeds are the same in all pinned runs, but for noise
+        of steps with the record in "other_noise", and random numbers after such a step in
+        "other_randomness".
+
+        Args:
+            member: whether the step has the record that the run is about.
+        """
         run = self.run
         request = run.request
-        run.pinned.shaken |= request.pinned == "other_randomness" and member
+        run.pinned.randomness_differs |= request.pinned == "other_randomness" and member
         seed = request.derived("noise", request.pinned == "other_noise" and member, *self.at)
         seed_generators(seed, self.generators)
         yield seed
-        seed_generators(request.derived("after", run.pinned.shaken, *self.at), self.generators)
+        seed_generators(
+            request.derived("after", run.pinned.randomness_differs, *self.at), self.generators
+        )
 
     def pinned_release(self, shapes: Sequence[Sequence[int]], noise: float) -> list[torch.Tensor]:
         """Returns random numbers of a seed, as large as noise of this standard deviation."""
@@ -205,7 +222,14 @@ class StepWatch:
     def with_changes(
         self, entry: StepInspection, actual: Release, draws: NoiseDraws, in_full: bool
     ) -> StepInspection:
-        """Adds what other draws of the step's noise and changes of its examples show."""
+        """Adds what other draws of the step's noise and changes of its examples show.
+
+        Args:
+            entry: the inspection so far.
+            actual: what the step releases.
+            draws: of its noise.
+            in_full: by all changes; else by the first `glance_changes`.
+        """
         self._has_gaps |= draws.has_gaps
         if in_full and sum(draws.squares) > 0 and not self._has_gaps:
             correlations = self._noise.strongest_correlations(draws, self.steps)
@@ -265,7 +289,13 @@ class StepWatch:
         noise: float | None,
         rate: float | None,
     ) -> None:
-        """Counts the step and records its trial: scores have mean 1 with the canary, else 0."""
+        """Counts the step and records its trial: scores have mean 1 with the canary, else 0.
+
+        Args:
+            release: what the step has released.
+            noise: noise multiplier that it was accounted with; None if it is unknown.
+            rate: sampling rate that it was accounted with; None if it is unknown.
+        """
         trial = self._trial
         self._trial = None
         if trial is not None:
@@ -276,5 +306,5 @@ class StepWatch:
 
 
 def _is_same(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
-    # Bit for bit, but for signs of zero; NaN equals NaN.
+    """Returns whether numbers are equal bit for bit, but for signs of zero; NaN equals NaN."""
     return np.array_equal(first, second, equal_nan=True)

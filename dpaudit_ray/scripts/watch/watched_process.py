@@ -85,7 +85,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     remarks = publications.remarks(state, returned) + state.publications.saved
     result = replace(
         _result(state, delta),
-        left=publications.leftovers(remarks),
+        leftovers=publications.leftovers(remarks),
         publishes_more=state.publications.more,
         returned_nothing=returned_nothing,
     )
@@ -140,6 +140,7 @@ def _delta(state: WatchedRun, option: float | None) -> float:
 
 
 def _install(state: WatchedRun) -> None:
+    """Wraps what the run watches: loaders, processes, engines, optimizers, seeds and saving."""
     state.loaders.install()
     started_processes.install(state)
     opacus_engine.install(state)
@@ -152,6 +153,7 @@ def _install(state: WatchedRun) -> None:
         record_choice.install(state)
 
     def manual_seed(original: Any, seed: Any) -> Any:
+        """Notes a constant seed of the script, and mixes it with the run's if that reseeds."""
         name = f"torch.manual_seed({seed})"
         state.seeded.add(name)
         state.note_line(name)
@@ -190,7 +192,7 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
     draws = _draws(state)
     draws += filter(None, [stream.counted_draws() for stream in streams])
     trained = other_updates.trained_by_records(state) if inspects else ((), (), False)
-    warmed, networks, fed_early = trained
+    pretrained, networks, had_early_records = trained
     data = state.networks.data if inspects else ()
     return RunResult(
         made=len(state.networks.modules),
@@ -202,13 +204,13 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         draws=tuple(draws),
         unused=tuple(state.loaders.unused),
         uneven=tuple(state.uneven),
-        warmed=warmed,
-        beside=networks,
-        fed_early=fed_early,
+        pretrained=pretrained,
+        other_networks=networks,
+        had_early_records=had_early_records,
         tables=tuple(pinned_runs.table_digests(state.networks.data)),
         common_scale=max(map(shared_records.common_scale, data), default=""),
         initial_statistics=tuple(state.networks.initial_statistics),
-        outside=other_updates.outside_steps(state),
+        outside_steps=other_updates.outside_steps(state),
         processes=tuple(StartedProcesses(*kind, count) for kind, count in state.processes.items()),
         seeded=tuple(sorted(state.seeded)),
         noise_seeds=tuple(state.noise_seeds),
