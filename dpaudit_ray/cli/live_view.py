@@ -298,7 +298,7 @@ class Display:
         """Takes a snapshot, which ends the phase that was shown before it."""
         previous = self._progress
         self._progress = progress
-        self._speed.see(progress, now)
+        self._speed.add(progress, now)
         # The phase lasts until a snapshot has trials of a pack, so that there is a speed.
         has_speed = not (progress.left and math.isnan(self._speed.rate(now)))
         if progress.phase or has_speed:

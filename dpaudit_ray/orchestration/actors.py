@@ -37,8 +37,8 @@ class Aggregator:
         _settle_in()
         self._location = location
         self._owner = owner
-        self._opening = threading.Lock()
-        self._opened: Aggregation | None = None
+        self._opening = threading.Lock()  # held while the run directory is read
+        self._aggregation: Aggregation | None = None  # of the first call
         self._trouble: Exception | None = None  # in `_keep_up`; the next call raises it
         self._name = location.rpartition("/")[2]  # results lie in storage_path/name
         self._publisher = metrics.Publisher(Gauge, self._name)
@@ -51,13 +51,15 @@ class Aggregator:
         # Not in the constructor: if that raised, as for a damaged run directory, the driver would
         # learn no more than that the actor died.
         with self._opening:
-            if not self._opened:
+            if not self._aggregation:
                 run = RunDirectory(self._location, place.RUNNING, self._owner)
-                self._opened = Aggregation.rebuild(run)
-                threading.Thread(target=self._keep_up, args=(self._opened,), daemon=True).start()
+                self._aggregation = Aggregation.rebuild(run)
+                threading.Thread(
+                    target=self._keep_up, args=(self._aggregation,), daemon=True
+                ).start()
         if self._trouble:
             raise self._trouble
-        return self._opened
+        return self._aggregation
 
     def _keep_up(self, aggregation: Aggregation) -> None:
         """Keeps estimates up to date, in a thread, until that fails."""

@@ -35,13 +35,20 @@ class Aggregation:
     """Estimates of every audit: a function of its scores and of the record of failures alone."""
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+        """Folds all trials that the run directory has.
+
+        Args:
+            sweep: the sweep.
+            plan: its plan.
+            run: its run directory.
+        """
         self._sweep = sweep
         self._plan = plan
         self._run = run
-        self._opened = OpenSweep(sweep, plan, run)
-        self._prepared = self._opened.prepared
-        self._turn = threading.RLock()  # held while packs are folded, or folded ones are read
-        self._writing = threading.Lock()  # held while files are written; acquired before `_turn`
+        self._open_sweep = OpenSweep(sweep, plan, run)
+        self._prepared = self._open_sweep.prepared
+        self._folding = threading.RLock()  # held while packs are folded, or folded ones are read
+        self._writing = threading.Lock()  # held while files are written; acquired before `_folding`
         self._compactor = Compactor(run, len(plan.audits))
         self._checkpoints = Checkpoints(run, plan)
         self.checkpoint = self._checkpoints.checkpoint
@@ -50,12 +57,12 @@ class Aggregation:
         self._record = outcomes.Record(run, plan)
         self._retried = set[Pack]()  # failed packs that are run again: no misses until then
         self._audits = [
-            AuditState(self._opened, index, self._misses(index))
+            AuditState(self._open_sweep, index, self._misses(index))
             for index in range(len(plan.audits))
         ]
         if run.complete:
             self._reuse_exact_rows()
-        self._due = time.monotonic() + FLUSH_SECONDS
+        self._next_flush = time.monotonic() + FLUSH_SECONDS
 
     def _reuse_exact_rows(self) -> None:
         """Reads the rows of audits without trials from the file: they cannot have changed.
@@ -89,7 +96,7 @@ class Aggregation:
         audit = self._plan.audits[pack.audit]
         scores = self._record.store_pack(audit.id, pack, scores)
         self._checkpoints.drop(pack)
-        with self._turn:
+        with self._folding:
             self._retried.discard(pack)
             if pack.bounds in self._audits[pack.audit].trials.failed:
                 # Its trainer was believed lost, and its trials are misses so far.
@@ -114,7 +121,7 @@ class Aggregation:
         parts = [failure for failure in by_pack.values() if isinstance(failure.pack, Part)]
         if parts:
             self._record.add_parts(parts)
-        with self._turn:
+        with self._folding:
             recorded = self._record.failed.keys() - self._retried
             new = {}
             for pack, failure in by_pack.items():
@@ -132,7 +139,7 @@ class Aggregation:
 
         They stay on the record for a crash; decisions are taken again. Raises StorageError.
         """
-        with self._turn:
+        with self._folding:
             self._retried.update(packs)
             for index in {pack.audit for pack in packs}:
                 self._reopen(index)
@@ -141,7 +148,7 @@ class Aggregation:
     def progress(self, activity: Activity | None = None) -> Progress:
         """Returns the progress of all audits; cheap."""
         activity = activity or Activity()
-        with self._turn:
+        with self._folding:
             audits = [audit.progress(activity) for audit in self._audits]
         return Progress(tuple(audits), activity, self._checkpoints.last)
 
@@ -152,9 +159,9 @@ class Aggregation:
         """
         with self._writing:
             for index in range(len(self._plan.audits)):
-                self._settled(index)
+                self._up_to_date(index)
             self._compactor.gather_finished([audit.trials for audit in self._audits])
-        if time.monotonic() >= self._due:
+        if time.monotonic() >= self._next_flush:
             self.flush()
 
     def flush(self) -> None:
@@ -166,7 +173,7 @@ class Aggregation:
             enough = {}
             rows = []
             for index in range(len(self._plan.audits)):
-                audit, snapshot = self._settled(index)
+                audit, snapshot = self._up_to_date(index)
                 complete &= snapshot.complete and self._prepared.suffices(index)
                 missed += snapshot.missed
                 if snapshot.decided is not None:
@@ -181,7 +188,7 @@ class Aggregation:
                 self._run.set_complete(True)
             self._compactor.gather_finished([audit.trials for audit in self._audits])
             cost = time.thread_time() - started
-            self._due = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)
+            self._next_flush = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)
 
     def _require_stored(self) -> None:
         """Raises MissingFileError unless storage has all that this process has stored there."""
@@ -196,9 +203,13 @@ class Aggregation:
                 "same command again"
             )
 
-    def _settled(self, index: int) -> tuple[AuditState, Snapshot]:
-        """Returns an audit and a snapshot of it, whose packs are now folded into its estimates."""
-        with self._turn:
+    def _up_to_date(self, index: int) -> tuple[AuditState, Snapshot]:
+        """Folds the packs of an audit, by its index, that its estimates do not have yet.
+
+        Returns:
+            The audit, and its state with these packs.
+        """
+        with self._folding:
             audit = self._audits[index]
             snapshot = audit.take_snapshot()
         for pack in snapshot.packs:
@@ -206,6 +217,7 @@ class Aggregation:
         return audit, snapshot
 
     def _is_stored(self, pack: Pack) -> bool:
+        """Returns whether a file has the pack's scores."""
         return pack.bounds in self._audits[pack.audit].trials.stored
 
     def _misses(self, index: int) -> list[Bounds]:

@@ -30,6 +30,7 @@ class OpenSweep:
     """
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+        """Splits the error of the sweep over its audits; reads no scores yet."""
         self.sweep = sweep
         self.plan = plan
         self.run = run
@@ -68,28 +69,28 @@ class AuditState:
 
     def __init__(
         self,
-        opened: OpenSweep,
+        open_sweep: OpenSweep,
         index: int,
         failed: Collection[Bounds],
     ) -> None:
         """Folds the finished trials that are stored.
 
         Args:
-            opened: the sweep.
+            open_sweep: the sweep.
             index: number of the audit in its plan.
             failed: bounds of packs that failed, whose trials are misses.
         """
-        plan = opened.plan
+        plan = open_sweep.plan
         audit = self._audit = plan.audits[index]
-        cell = self._cell = opened.sweep.cells[index]
-        self._opened = opened
+        cell = self._cell = open_sweep.sweep.cells[index]
+        self._open_sweep = open_sweep
         self._index = index
-        self.trials = FinishedTrials(opened.run, plan, index, failed, recent=opened.recent)
+        self.trials = FinishedTrials(open_sweep.run, plan, index, failed, recent=open_sweep.recent)
         self.estimates = Estimates(
             audit,
             cell,
-            opened.sweep.budget,
-            prepared=partial(opened.prepared.complete, index),
+            open_sweep.sweep.budget,
+            prepared=partial(open_sweep.prepared.complete, index),
         )
         self._rule = cell.audit.stop_when
         self._test = None
@@ -100,14 +101,14 @@ class AuditState:
         if not claims.is_gaussian(cell, audit.accountant):
             self._bounds.append(live_bound(audit, curve="any"))
         self._missed: dict[str, MissedTrials] = {}  # one by one, by the name of the exception
-        self._unsettled: list[ConsumedPack] = []  # those that the estimates do not have yet
-        self._shown: Estimate | None = None  # kept until the next fold
+        self._not_in_estimates: list[ConsumedPack] = []  # folded since the last snapshot
+        self._live_bound: Estimate | None = None  # kept until the next fold
         self.decided: int | None = None
-        self._advance(settle=True)
+        self._advance(into_estimates=True)
 
     def reopened(self, failed: Collection[Bounds]) -> "AuditState":
         """Returns the audit as it is if these packs, and no others, have failed."""
-        return AuditState(self._opened, self._index, failed)
+        return AuditState(self._open_sweep, self._index, failed)
 
     def add(self, scores: PackScores) -> None:
         """Folds a pack that is stored, perhaps again, as of two attempts that were both stored."""
@@ -121,44 +122,52 @@ class AuditState:
 
     def take_snapshot(self) -> Snapshot:
         """Returns the packs that were folded since the last call, and the state of the audit."""
-        packs = self._unsettled
-        self._unsettled = []
+        packs = self._not_in_estimates
+        self._not_in_estimates = []
         missed = list(self._missed.values())
         return Snapshot(packs, self.decided, self.trials.complete, missed)
 
     def progress(self, activity: Activity) -> AuditProgress:
         """Returns the progress of the audit; `activity` is that of the sweep's packs."""
-        if self._shown is None:
-            bound = self._comparable(self._opened.each_audit)
-            self._shown = bound.given(self._cell.trade_off())
+        if self._live_bound is None:
+            bound = self._comparable(self._open_sweep.each_audit)
+            self._live_bound = bound.given(self._cell.trade_off())
         missed = sum(kind.trials for kind in self._missed.values())
-        parts_done, parts = self._opened.prepared.progress(self._index)
+        parts_done, parts = self._open_sweep.prepared.progress(self._index)
         return AuditProgress(
             self._audit.label,
             self._audit.trials,
             self.trials.stored_trials,
-            self._shown.epsilon_lower,
+            self._live_bound.epsilon_lower,
             self._audit.claim,
             self._cell.audit.delta,
             activity.failed.get(self._index, 0) + missed,
             activity.lost.get(self._index, 0),
             self.decided,
-            self._shown.status.assumes(self._shown.mu_lower),
+            self._live_bound.status.assumes(self._live_bound.mu_lower),
             parts_done,
             parts,
             self._index in activity.refuted,
         )
 
     def _comparable(self, confidence: float) -> Estimate:
-        """Returns the live bound; if it exceeds the claim, one that may be compared with that."""
+        """Returns the live bound; if it exceeds the claim, one that may be compared with that.
+
+        A bound that was converted by a Gaussian curve is not, unless the claim's is Gaussian.
+        """
         level = self._cell.audit.delta, confidence
         bound = self._bounds[0].bound(*level)
         if bound.epsilon_lower > self._audit.claim:
             return self._bounds[-1].bound(*level)
         return bound
 
-    def _advance(self, settle: bool = False) -> None:
-        """Folds the packs that follow, until they are enough; `settle`: into the estimates, too."""
+    def _advance(self, into_estimates: bool = False) -> None:
+        """Folds the packs that follow, until they are enough.
+
+        Args:
+            into_estimates: also folds them into the estimates, which `take_snapshot` has its caller
+                do otherwise: that takes long.
+        """
         if self.decided is not None:
             return
         for pack in self.trials.packs(one_by_one=self._rule is not None):
@@ -167,19 +176,19 @@ class AuditState:
             if self._test is not None:
                 score_stream.feed(self._test, pack)
                 self._test.look()
-            if settle:
+            if into_estimates:
                 self.estimates.fold(pack)
             else:
-                self._unsettled.append(pack)
+                self._not_in_estimates.append(pack)
             self._count_missed(pack)
-            self._shown = None
-            if self._enough():
+            self._live_bound = None
+            if self._is_enough():
                 self.decided = self.trials.end = pack.last + 1
                 return
 
-    def _enough(self) -> bool:
+    def _is_enough(self) -> bool:
         """Returns whether the trials so far decide the audit, by `stop_when`."""
-        if self._test is not None and self._test.refuted_after(self._opened.alpha) is not None:
+        if self._test is not None and self._test.refuted_after(self._open_sweep.alpha) is not None:
             return True
         within = self._rule.within if self._rule else None
         claim = self._audit.claim

@@ -25,10 +25,11 @@ class Checkpoints:
     """The checkpoints of all packs, in the run directory. Any thread may call it."""
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        """Lists the checkpoints in the run directory."""
         self._run = run
         self._plan = plan
-        self._turn = threading.Lock()
-        self._steps: dict[Pack, set[int]] = {}
+        self._lock = threading.Lock()  # of `_steps`
+        self._steps: dict[Pack, set[int]] = {}  # with a checkpoint
         for index, audit in enumerate(plan.audits):
             for bounds, step in run.checkpoints(audit.id):
                 self._steps.setdefault(Pack(index, *bounds), set()).add(step)
@@ -36,12 +37,12 @@ class Checkpoints:
     @property
     def last(self) -> dict[Pack, int]:
         """The last saved step of each pack that has a checkpoint."""
-        with self._turn:
+        with self._lock:
             return {pack: max(steps) for pack, steps in self._steps.items() if steps}
 
     def checkpoint(self, pack: Pack) -> Saved | None:
         """Returns the last checkpoint of a pack that is not damaged."""
-        with self._turn:
+        with self._lock:
             steps = sorted(self._steps.get(pack, ()), reverse=True)
         for step in steps:
             try:
@@ -54,7 +55,7 @@ class Checkpoints:
         """Writes a checkpoint, and deletes all but the one before. Raises StorageError."""
         step, arrays = saved
         self._run.write_arrays(self._file(pack, step), arrays)
-        with self._turn:
+        with self._lock:
             steps = self._steps.setdefault(pack, set())
             steps.add(step)
             old = set(sorted(steps)[:-KEPT])
@@ -63,7 +64,7 @@ class Checkpoints:
 
     def drop(self, pack: Pack) -> None:
         """Deletes the checkpoints of a pack that is done."""
-        with self._turn:
+        with self._lock:
             steps = self._steps.pop(pack, set())
         self._delete(pack, steps)
 
@@ -96,7 +97,7 @@ class PackCheckpoints:
         self._call = call
         self._pack = pack
         self._seconds = 60 * minutes
-        self._since = time.monotonic()
+        self._last_saved = time.monotonic()
         self.resumed = False
 
     def last(self) -> Saved | None:
@@ -112,7 +113,7 @@ class PackCheckpoints:
     @property
     def due(self) -> bool:
         """Whether the interval since the last checkpoint has passed."""
-        return time.monotonic() - self._since >= self._seconds
+        return time.monotonic() - self._last_saved >= self._seconds
 
     def save(self, step: int, arrays: Arrays) -> None:
         """Has the aggregator save the state of the training after a step."""
@@ -120,4 +121,4 @@ class PackCheckpoints:
             self._call("save", self._pack, (step, arrays))
         except Exception as error:  # noqa: BLE001 (boundary: a call to another process, see above)
             _log.warning("no checkpoint of %s after step %d: %s", self._pack.what, step, error)
-        self._since = time.monotonic()
+        self._last_saved = time.monotonic()

@@ -55,9 +55,9 @@ class Dispatcher:
         self._work = work
         self._capacity = capacity
         self._liveness = liveness
-        self._owners: dict[Future[Any], Worker] = {}
-        self._due: list[Pack] = []  # packs to hand to another trainer
-        self._checked = -math.inf  # when trainers that hang were last looked for
+        self._owners: dict[Future[Any], Worker] = {}  # by the answer that is expected of each
+        self._to_retry: list[Pack] = []  # packs that another trainer is to run again
+        self._last_hang_check = -math.inf  # by `time.monotonic`
         self._aggregator = executor.start("Aggregator", f"{work.sweep.name}-aggregator")
         try:
             # Rebuilds the estimates now: a damaged run directory is reported before any training.
@@ -87,7 +87,7 @@ class Dispatcher:
 
     def backlog(self, packs: float) -> None:
         """Takes how many packs are still to be submitted, inf if that is not known."""
-        self._pool.backlog = min(packs, self._work.packs) + len(self._due)
+        self._pool.backlog = min(packs, self._work.packs) + len(self._to_retry)
 
     def submit(self, pack: Pack) -> None:
         """Gives the pack to an idle trainer, if any is `free`; never waits for its result."""
@@ -128,7 +128,7 @@ class Dispatcher:
             if isinstance(outcome, Lost) and outcome.pack:
                 # Its second trainer was lost, which shows neither the pack nor the first at fault.
                 self._attribution.drop(outcome.pack)
-        self._hand_due()  # retries come before new packs, which `submit` hands to idle trainers
+        self._hand_retries()  # retries come before new packs, which `submit` hands to idle trainers
         return outcomes
 
     def progress(self, activity: Activity) -> Progress:
@@ -172,45 +172,51 @@ class Dispatcher:
         self._pool.changed(worker)
         self._owners[self._executor.call(worker.handle, "run_pack", pack, before)] = worker
 
-    def _hand_due(self) -> None:
-        """Hands each pack that is due to the best idle trainer, or leaves it due until one is idle.
+    def _hand_retries(self) -> None:
+        """Hands each pack to retry to the best trainer, or keeps it until that one is idle.
 
         A pack that failed goes to another trainer than the one that failed at it (its suspect). If
         there is no other, the suspect is replaced: its successor counts as another one.
         """
-        due = self._due
-        self._due = []
-        for pack in due:
+        packs = self._to_retry
+        self._to_retry = []
+        for pack in packs:
             suspect = self._attribution.suspect(pack)
             ready = [worker for worker in self._pool.ready if not worker.leaving]
             other = self._attribution.other(suspect, ready)
             if other and not other.pack:
                 self._hand(other, pack)
                 continue
-            self._due.append(pack)
+            self._to_retry.append(pack)
             if not other and suspect in self._pool.workers:  # its successor is another one
                 self._replace(suspect)
 
     def _replace(self, worker: Worker) -> None:
+        """Ends a trainer and has another one started; the pack that it had is run again."""
         pack = self._pool.replace(worker)
         if pack:
-            self._due.append(pack)
+            self._to_retry.append(pack)
 
     def _collect(
         self,
         worker: Worker,
         answer: Future[Any],
     ) -> Outcome | None:
-        """Returns the outcome of a pack; None for a greeting, and if the pack is tried again."""
+        """Returns the outcome of a pack; None for a greeting, and if the pack is tried again.
+
+        Args:
+            worker: a trainer.
+            answer: to its greeting or its pack, done.
+        """
         if worker not in self._pool.workers:
             return None  # it was replaced, and its pack counted as lost
         try:
             outcome = answer.result()
         except WorkerDiedError as error:
-            return self._died(worker, error)
+            return self._lost_with(worker, error)
         except CallFailedError as error:
             if answer is worker.greeting:  # it does not know the sweep
-                return self._died(worker, WorkerDiedError(str(error)))
+                return self._lost_with(worker, WorkerDiedError(str(error)))
             outcome = Lost(worker.pack, str(error))
         if answer is worker.greeting:
             worker.node, worker.address, machine = outcome
@@ -222,14 +228,14 @@ class Dispatcher:
             return None
         worker.pack = None
         self._pool.changed(worker)
-        return self._answered(worker, outcome)
+        return self._outcome_of(worker, outcome)
 
-    def _answered(self, worker: Worker, outcome: Outcome) -> Outcome | None:
+    def _outcome_of(self, worker: Worker, outcome: Outcome) -> Outcome | None:
         """Returns the outcome of a pack; None if it failed and another trainer is to try it."""
         if isinstance(outcome, Failure):
             if not self._executor.isolates or not self._attribution.failed(outcome, worker):
                 return outcome
-            self._due.append(outcome.pack)
+            self._to_retry.append(outcome.pack)
             return None
         if isinstance(outcome, Done):
             worker.proven = True
@@ -242,7 +248,7 @@ class Dispatcher:
                 self._replace(culprit)
         return outcome
 
-    def _died(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
+    def _lost_with(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
         """Returns the pack of a dead trainer as lost, with the reason, and replaces the trainer.
 
         None for a trainer that had no place on a node yet, as it had no pack either.
@@ -279,9 +285,9 @@ class Dispatcher:
     def _hanging(self) -> list[Lost]:
         """Replaces trainers that hang; returns their packs. None does if the aggregator does."""
         now = time.monotonic()
-        if now - self._checked < HANG_SECONDS or self._client.silent:
+        if now - self._last_hang_check < HANG_SECONDS or self._client.silent:
             return []
-        self._checked = now
+        self._last_hang_check = now
         hanging = []
         for worker in self._pool.ready:
             pack = worker.pack
@@ -325,13 +331,14 @@ class AggregatorClient:
         self._capacity = capacity
         self._liveness = liveness
         self._tell = tell
-        self._snapshot: Future[Progress] | None = None  # requested at `_since`
-        self._since = 0.0
+        # Times are those of `time.monotonic`.
+        self._snapshot: Future[Progress] | None = None  # requested at `_requested_at`
+        self._requested_at = 0.0
         self.silent_until = -math.inf
         self._pulse: Future[bool] | None = None  # the answer that shows that its process runs
-        self._beats = False  # the last pulse came back
-        self._mute = 0.0  # seconds without a pulse
-        self._checked = 0.0  # when the pulse was last checked
+        self._has_pulse = False  # the last pulse came back
+        self._seconds_without_pulse = 0.0
+        self._last_pulse_check = 0.0
         self._last: Progress = self.call("progress", Activity())
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -347,7 +354,7 @@ class AggregatorClient:
         self._take_snapshot()
         self._check_pulse()
         if not self._snapshot:
-            self._since = time.monotonic()
+            self._requested_at = time.monotonic()
             self._snapshot = self._executor.call(self._aggregator, "progress", activity)
             self._take_snapshot()
         return self._last
@@ -361,7 +368,7 @@ class AggregatorClient:
     def silent(self) -> bool:
         """Whether it has owed an answer for long, as after a restart: trainers wait then."""
         now = time.monotonic()
-        if not self._snapshot or now - self._since < QUIET:
+        if not self._snapshot or now - self._requested_at < QUIET:
             return False
         self.silent_until = now
         return True
@@ -381,28 +388,31 @@ class AggregatorClient:
     def _check_pulse(self) -> None:
         """Requests a pulse every LOOK_SECONDS; kills a process that gives none for too long."""
         now = time.monotonic()
-        if now - self._checked < LOOK_SECONDS:
+        if now - self._last_pulse_check < LOOK_SECONDS:
             return
-        self._checked = now
+        self._last_pulse_check = now
         if self._pulse and self._pulse.done():
-            self._beats = self._pulse.exception() is None  # else it died, and is started again
+            self._has_pulse = self._pulse.exception() is None  # else it died, and is started again
             self._pulse = None
-            if not self._beats and self._capacity.new_memory_kill():
+            if not self._has_pulse and self._capacity.new_memory_kill():
                 self._tell(f"the aggregator was killed, as {NO_MEMORY}; it is started again")
         if not self._pulse:
             self._pulse = self._executor.call(self._aggregator, "pulse")
-            self._mute = 0.0
+            self._seconds_without_pulse = 0.0
             return
-        self._mute += LOOK_SECONDS  # not the time for which this process was paused
-        if self._mute >= (GONE_SECONDS if self._beats else START_SECONDS):
+        self._seconds_without_pulse += (
+            LOOK_SECONDS  # not the time for which this process was paused
+        )
+        if self._seconds_without_pulse >= (GONE_SECONDS if self._has_pulse else START_SECONDS):
             why = f", as {NO_MEMORY}" if self._capacity.new_memory_kill() else ""
+            silence = f"{self._seconds_without_pulse:.0f} s{why}"
             self._tell(
-                f"the aggregator has not answered for {self._mute:.0f} s{why}: it is killed and "
-                "started again, and continues from the run directory"
+                f"the aggregator has not answered for {silence}: it is killed and started again, "
+                "and continues from the run directory"
             )
             self._executor.kill(self._aggregator, restart=True)
             self._pulse = None
-            self._beats = False
+            self._has_pulse = False
 
     def _result(self, answer: Future[Any]) -> Any:
         """Waits for an answer of the aggregator, as long as its process shows life."""

@@ -70,12 +70,12 @@ class Driver:
         self._queue = PackQueue(packs, self._is_over)
         self._decided = set[int]()  # audits that need no more trials
         self._in_flight = set[Pack]()
-        self._given_up = 0  # failures that were passed on
-        self._pack_seconds: float | None = None
-        self._training_since: float | None = None
-        self._last_result: float | None = None
-        self._shown = -math.inf
-        self._core_hours = 0.0
+        self._recorded_failures = 0  # that the aggregator has on record
+        self._pack_seconds: float | None = None  # that the last pack took
+        self._training_since: float | None = None  # by `time.monotonic`
+        self._last_result: float | None = None  # Unix time
+        self._last_shown = -math.inf  # by `time.monotonic`
+        self._core_hours = 0.0  # of packs that are done
 
     def run(self) -> Summary:
         """Returns when no pack is left to run. Raises as `Dispatcher.wait` does."""
@@ -86,7 +86,7 @@ class Driver:
                 self._dispatcher.backlog(0 if self._ending else self._queue.backlog)
                 for outcome in self._dispatcher.wait(timeout=SHOW_SECONDS):
                     self._settle(outcome)
-                if time.monotonic() - self._shown >= SHOW_SECONDS:
+                if time.monotonic() - self._last_shown >= SHOW_SECONDS:
                     self._take_snapshot()
         except ClusterError:
             with contextlib.suppress(ClusterError, StorageError):  # the first error says more
@@ -105,7 +105,7 @@ class Driver:
             if audit.decided is not None:
                 self._decided.add(index)
         self._show(progress)
-        self._shown = time.monotonic()
+        self._last_shown = time.monotonic()
         return progress
 
     def _top_up(self) -> bool:
@@ -123,9 +123,11 @@ class Driver:
 
     @property
     def _ending(self) -> bool:
+        """Whether no more packs are started."""
         return self._stop.requested or self._budget.exhausted
 
     def _is_over(self, audit: int) -> bool:
+        """Returns whether an audit, by its index, gets no more packs."""
         return audit in self._budget.closed or audit in self._decided
 
     def _settle(self, outcome: Outcome) -> None:
@@ -147,10 +149,10 @@ class Driver:
                 if self._training_since is None:
                     trained_seconds = outcome.seconds - outcome.opening
                     self._training_since = time.monotonic() - trained_seconds
-        given_up = self._budget.failures[self._given_up :]
+        given_up = self._budget.failures[self._recorded_failures :]
         if given_up:
             self._dispatcher.give_up(given_up)
-            self._given_up += len(given_up)
+            self._recorded_failures += len(given_up)
 
     def _spend(self, seconds: float) -> None:
         """Counts the time of a pack, and stops the run once it has used all that it may."""
@@ -199,7 +201,7 @@ class PackQueue:
         """
         self._packs = iter(packs)
         self._is_over = is_over
-        self._returned = deque[Pack]()
+        self._returned = deque[Pack]()  # to be run before those that were not read
         # By audit: parts that are not done, and packs that wait for them.
         self._awaited: dict[int, set[Part]] = {}
         self._waiting: dict[int, list[Pack]] = {}
@@ -249,11 +251,11 @@ class FailureBudget:
 
     Attributes:
         failures: packs that failed in this attempt at the sweep.
-        with_misses: packs of this attempt that are done, but for trials that failed.
-        losses: trainers that died.
-        trials_failed: by audit.
-        trials_lost: by audit.
-        closed: audits that get no more packs.
+        with_misses: number of packs of this attempt that are done, but for trials that failed.
+        losses: number of trainers that died, without those whose node left.
+        trials_failed: number of trials in failed packs, by audit.
+        trials_lost: number of trials in packs whose trainer died, by audit.
+        closed: indices of audits that get no more packs.
         exhausted: whether more packs failed than the sweep allows.
         resources: has the limits.
     """
@@ -264,7 +266,7 @@ class FailureBudget:
         labels: list[str],
         tell: Tell = tell_nobody,
         recorded: Iterable[Failure] = (),
-        reached: Mapping[int, int] | None = None,
+        last_done: Mapping[int, int] | None = None,
     ) -> None:
         """Counts failures of earlier attempts at the sweep.
 
@@ -273,14 +275,15 @@ class FailureBudget:
             labels: names of the audits.
             tell: takes a line for the user.
             recorded: packs that failed earlier.
-            reached: the first trial of the last pack that is done, by audit. Later packs that
-                failed did so in a row.
+            last_done: the first trial of the last pack that is done, by audit; None for no audit.
+                Later packs that failed did so in a row.
         """
         self.resources = resources
         self._labels = labels
         self._tell = tell
         self._streaks: dict[int, list[str]] = {}  # kinds of failures in a row, by audit
-        self._lost_under = Counter[tuple[str, Pack]]()
+        # Trainers, or nodes, that died while they had a pack; keys are ("worker" or "node", pack).
+        self._deaths_under = Counter[tuple[str, Pack]]()
         self.failures: list[Failure] = []
         self.with_misses = 0
         self.losses = 0
@@ -290,7 +293,7 @@ class FailureBudget:
         self.exhausted = False
         for failure in recorded:
             self.trials_failed[failure.pack.audit] += failure.pack.size
-            if failure.pack.first > (reached or {}).get(failure.pack.audit, -1):
+            if failure.pack.first > (last_done or {}).get(failure.pack.audit, -1):
                 self._extend_streak(failure)
 
     def done(self, pack: Pack, missed: int = 0) -> None:
@@ -338,8 +341,8 @@ class FailureBudget:
             self._tell(f"worker lost ({self.losses} of at most {most}): {loss.reason}")
         if loss.foreseen or not pack:
             return True
-        self._lost_under[victim, pack] += 1
-        if self._lost_under[victim, pack] < limit:
+        self._deaths_under[victim, pack] += 1
+        if self._deaths_under[victim, pack] < limit:
             return True
         message = f"its {victim} died {limit} times (last: {loss.reason})"
         failure = Failure(pack, "WorkerLost", message, loss.reason)

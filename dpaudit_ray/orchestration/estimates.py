@@ -47,22 +47,22 @@ class Estimates:
         self._audit = audit
         self._cell = cell
         self._prepared = prepared
-        self.known_rows: list[EstimateRow] | None = None  # of the last call
+        self.known_rows: list[EstimateRow] | None = None  # since the last pack was folded
         self._exact_bounds: dict[int, tuple[Estimate, ...]] | None = None  # by recorded step
-        self._specs = self._estimators()
-        self._each = self._level(budget)
+        self._specs = self._declared_and_added()
+        self._split_confidence = self._level(budget)
         self._states = []  # at each recorded step, the state of each estimator
         for step in audit.horizons:
             self._states.append([self._state(spec, step) for spec in self._specs])
-        self._free = self._curve_free()
-        self._fed = [_without_log_of_others(states) for states in self._states]
+        self._free = self._curve_free()  # at the last step, in addition
+        self._states_to_feed = [_without_log_of_others(states) for states in self._states]
         if self._free is not None:
-            self._fed[-1] = _without_log_of_others([*self._states[-1], self._free])
+            self._states_to_feed[-1] = _without_log_of_others([*self._states[-1], self._free])
 
     def fold(self, pack: ConsumedPack) -> None:
         """Adds a pack, in trial order."""
         self.known_rows = None
-        for column, states in enumerate(self._fed):
+        for column, states in enumerate(self._states_to_feed):
             for state in states:
                 score_stream.feed(state, pack, column)
 
@@ -85,7 +85,7 @@ class Estimates:
             with_epsilon = [(bound, bound.epsilon_lower) for bound in bounds]  # at the split level
             for spec, state in zip(self._specs, self._states[index], strict=True):
                 bound = replace(state.bound(*level), method=spec.name)
-                with_epsilon.append(self._worth(state, bound.given(curve, independent)))
+                with_epsilon.append(self._with_status(state, bound.given(curve, independent)))
                 if state.time_uniform() or not self._audit.extended:
                     bounds.append(bound)
             if self._free is not None and step == self._audit.horizons[-1]:
@@ -143,25 +143,30 @@ class Estimates:
         return 1 - (1 - budget.each) * shares_each
 
     @property
-    def _looked(self) -> bool:
+    def _may_look_early(self) -> bool:
         """Whether bounds may be computed before all trials are run."""
         return self._audit.extended or self._cell.audit.stop_when is not None
 
-    def _estimators(self) -> list[EstimatorSpec]:
-        """Returns the declared estimators, with time-uniform ones if looks need and lack them."""
+    def _declared_and_added(self) -> list[EstimatorSpec]:
+        """Returns the declared estimators, and time-uniform ones if early looks need and lack them.
+
+        A bound for a declared number of trials does not hold earlier. At δ = 0, where a Gaussian
+        has no finite ε, the added one assumes no trade-off curve. A mechanism whose bounds are
+        computed without trials has no estimators.
+        """
         if not self._cell.sampled:
             return []
-        declared = list(self._cell.audit.estimators)
-        uniform = any(spec.method.time_uniform() for spec in declared)
-        if self._looked and not uniform and self._audit.canaries:
-            added = methods_after_a_look(not self._audit.independent, self._audit.paired)
+        specs = list(self._cell.audit.estimators)
+        has_uniform = any(spec.method.time_uniform() for spec in specs)
+        if self._may_look_early and not has_uniform and self._audit.canaries:
+            methods = methods_after_a_look(not self._audit.independent, self._audit.paired)
             if self._cell.audit.delta:
-                declared += [EstimatorSpec(name=name) for name in added]
+                specs += [EstimatorSpec(name=name) for name in methods]
             elif self._audit.independent:
-                declared.append(EstimatorSpec(name=curve_free_method(time_uniform=True)))
+                specs.append(EstimatorSpec(name=curve_free_method(time_uniform=True)))
             else:
-                declared.append(EstimatorSpec(name=added[0], options={"curve": "any"}))
-        return declared
+                specs.append(EstimatorSpec(name=methods[0], options={"curve": "any"}))
+        return specs
 
     def _curve_free(self) -> State | None:
         """Returns an estimator that bounds ε for any mechanism; None if declared, or none holds."""
@@ -169,9 +174,9 @@ class Estimates:
         if self._audit.paired:
             spec = EstimatorSpec(name="paired", options={"curve": "any"})
             return self._state(spec, last)
-        if self._looked and not self._audit.independent:
+        if self._may_look_early and not self._audit.independent:
             return None  # none holds where canaries that share a training run are looked at early
-        method = curve_free_method(time_uniform=self._looked)
+        method = curve_free_method(time_uniform=self._may_look_early)
         listed = any(spec.name == method for spec in self._specs)
         if listed or not self._cell.sampled:
             return None
@@ -201,14 +206,19 @@ class Estimates:
         shares = growth.shares(len(audit.foreseen))
         return growth.Growing(states, shares[: len(states)])
 
-    def _worth(
+    def _with_status(
         self,
         state: State,
         bound: Estimate,
     ) -> tuple[Estimate, float]:
         """Returns a bound with its status now, and its ε at the sweep's split level.
 
-        That ε is NaN if the bound does not hold.
+        A bound for a declared number of trials is interim before these are in, and extended if the
+        number was raised. The ε is NaN if the bound does not hold.
+
+        Args:
+            state: the estimator.
+            bound: its bound at the audit's own level.
         """
         level = self._cell.audit
         if not state.time_uniform() and bound.status not in _CLAIM_NO_LEVEL:
@@ -218,9 +228,9 @@ class Estimates:
                 bound = replace(bound, status=Status.INTERIM)
         if not bound.status.holds:
             return bound, math.nan
-        if self._each == level.confidence:
+        if self._split_confidence == level.confidence:
             return bound, bound.epsilon_lower
-        return bound, state.bound(level.delta, self._each).epsilon_lower
+        return bound, state.bound(level.delta, self._split_confidence).epsilon_lower
 
 
 def _without_log_of_others(states: list[State]) -> list[State]:
@@ -228,13 +238,13 @@ def _without_log_of_others(states: list[State]) -> list[State]:
 
     An entry of the log takes 90 bytes for ten steps.
     """
-    fed = []
-    log = None
+    to_feed = []
+    with_log = None  # the one that is fed for all that keep only a log
     for state in states:
         if isinstance(state, Logged) and state.keeps_log_only:
-            if log is not None:
-                state.share_log(log)
+            if with_log is not None:
+                state.share_log(with_log)
                 continue
-            log = state
-        fed.append(state)
-    return fed
+            with_log = state
+        to_feed.append(state)
+    return to_feed

@@ -40,9 +40,9 @@ class FaultAttribution:
         self._capacity = capacity
         self._tell = tell
         self._changed = changed
-        # Failed packs that are due on another trainer, or run there, and who failed at them.
+        # Failed packs that another trainer is to run or runs: how they failed, and by which one.
         self._suspicions: dict[Pack, tuple[Failure, Worker]] = {}
-        self._culprits = set[str]()
+        self._culprits = set[str]()  # names of trainers that were found at fault
         self.earlier: Mapping[Pack, Failure] = {}
 
     def suspect(self, pack: Pack) -> Worker | None:
@@ -126,7 +126,7 @@ class Deadlines:
         self._trial_limits = trial_limits or {}
         # Seconds per trial, or of a part of a preparation; the key is of `_kind`.
         self._slowest = collections.defaultdict[tuple[int, bool], float](float)
-        self._missed = collections.Counter[Pack]()
+        self._timeouts = collections.Counter[Pack]()
 
     def measured(self, pack: Pack, seconds: float) -> None:
         """Takes the seconds of a pack that was done."""
@@ -135,7 +135,7 @@ class Deadlines:
 
     def missed(self, pack: Pack) -> None:
         """Counts a trainer that was silent for longer: it hung, or the limit is too low."""
-        self._missed[pack] += 1
+        self._timeouts[pack] += 1
 
     def seconds(self, pack: Pack) -> float:
         """Returns the limit for a pack; a guess until a pack of its audit was timed.
@@ -144,7 +144,7 @@ class Deadlines:
         """
         if self._fixed != "auto":
             return self._fixed
-        limit = FIRST * 2.0 ** self._missed[pack]
+        limit = FIRST * 2.0 ** self._timeouts[pack]
         slowest = self._slowest.get(_kind(pack))
         if slowest is not None:
             limit = max(SHORTEST, FACTOR * slowest * (pack.size or 1))
@@ -153,4 +153,5 @@ class Deadlines:
 
 
 def _kind(pack: Pack) -> tuple[int, bool]:
+    """Returns what packs that take about as long have in common: the audit, and whether a part."""
     return pack.audit, isinstance(pack, Part)

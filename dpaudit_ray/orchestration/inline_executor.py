@@ -75,6 +75,7 @@ class InlineAggregator(Aggregation):
     _kept_up = -math.inf
 
     def progress(self, activity: Activity | None = None) -> Progress:
+        """Returns the progress of all audits; also updates estimates, at most once a second."""
         if time.monotonic() - self._kept_up > KEEP_UP_SECONDS:
             self.keep_up()
             self._kept_up = time.monotonic()
@@ -88,6 +89,7 @@ class InlineTrainer(PackTrainer):
     """A trainer that calls the aggregator in its own process."""
 
     def __init__(self, work: Work, aggregator: Aggregation) -> None:
+        """Takes the work that Ray's trainers get by `set_up`."""
         super().__init__(
             work.sweep.raw,
             Brief.from_plan(work.plan, work.sweep),

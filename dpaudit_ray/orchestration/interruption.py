@@ -35,10 +35,16 @@ class Stop:
     """A request to end early: no new packs, and `grace` seconds for the running ones."""
 
     def __init__(self, grace: float, tell: Tell = tell_nobody) -> None:
+        """Requests nothing yet.
+
+        Args:
+            grace: seconds for running packs.
+            tell: takes a line for the user.
+        """
         self._grace = grace
         self._tell = tell
-        self._deadline = math.inf
-        self._before: dict[signal.Signals, Any] = {}
+        self._deadline = math.inf  # end of the grace period, by `time.monotonic`
+        self._handlers_before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
@@ -64,9 +70,9 @@ class Stop:
             self.install()
             yield
         finally:
-            for number, handler in self._before.items():
+            for number, handler in self._handlers_before.items():
                 signal.signal(number, handler)
-            self._before.clear()
+            self._handlers_before.clear()
 
     def install(self) -> None:
         """Installs the handlers, again after `ray.init`, which replaces them."""
@@ -76,7 +82,7 @@ class Stop:
             current = signal.getsignal(number)
             if number in _MAY_BE_IGNORED and current == signal.SIG_IGN:
                 continue
-            self._before.setdefault(number, current)
+            self._handlers_before.setdefault(number, current)
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -193,10 +199,12 @@ class HeadLiveness:
 
     @property
     def _silent(self) -> float:
+        """Seconds without an answer of the head, or of the daemon if that is longer."""
         return max(self._checks.silent[self._head], self._checks.silent[self._daemon])
 
     @property
     def _reason(self) -> str:
+        """Error for the user: which of head and daemon is silent."""
         server = "Ray on this node"
         if self._checks.silent[self._head] > 0:
             server = f"the cluster's head at {self._head}"
@@ -229,6 +237,7 @@ class HeadLiveness:
             self._end(f"Ray on this node has ended; {RESUME}")
 
     def _end(self, reason: str) -> None:
+        """Reports the reason to the user, and ends this process at once."""
         self._tell(reason)
         # The main thread waits in a call of Ray's that does not return, so nothing softer ends this
         # process. Ray itself would end it silently, with an exit code that means a violation.

@@ -179,7 +179,7 @@ class Speed:
         # Seconds of a clock, with the trials that had ended. The first is the start of training.
         self._ends: list[tuple[float, int]] = []
 
-    def see(self, progress: Progress, now: float) -> None:
+    def add(self, progress: Progress, now: float) -> None:
         """Takes a snapshot, at `now` seconds of any one clock."""
         ended = progress.ended
         if not self._ends or ended < self._ends[-1][1]:  # failed packs may be taken back
@@ -200,7 +200,7 @@ class Speed:
         none ends for longer, the time after that counts, and the rate falls.
 
         Args:
-            now: seconds of the clock of `see`.
+            now: seconds of the clock of `add`.
         """
         if len(self._ends) < 2:
             return math.nan

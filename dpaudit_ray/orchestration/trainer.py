@@ -106,7 +106,7 @@ class PackTrainer:
         self._call = call
         # The index of an audit, with the parts of its preparation, or its session.
         self._loaded_parts: tuple[int, tuple[Arrays, ...]] | None = None
-        self._opened: tuple[int, Session] | None = None
+        self._open_session: tuple[int, Session] | None = None
         self.resumed = False
         self.opening = 0.0
 
@@ -149,25 +149,25 @@ class PackTrainer:
 
         Args:
             pack: the trials.
-            afresh: ignores checkpoints, and saves none.
+            afresh: ignores checkpoints, and saves none: the runs of a retry are compared.
 
         Raises:
             Exception: whatever the user's code raises.
         """
         audit = self._brief.audits[pack.audit]
-        members, noise = self._draw(pack)
+        members, noise_seed = self._draw(pack)
         session = self._session(pack.audit)
         minutes = self._sweep.resources.checkpoint_minutes
-        checkpoints = []
+        checkpoints = []  # one, if the training can continue from them
         if audit.paired:  # one seed for both runs of each pair
             by_pair = members.reshape(-1, 2, audit.in_a_training)
             sides = [by_pair[:, side].ravel() for side in (0, 1)]
-            measured = [session.run(side, noise, audit.horizons) for side in sides]
+            measured = [session.run(side, noise_seed, audit.horizons) for side in sides]
             outcome = Measured.alternating(measured, audit.in_a_training)
         else:
             if minutes and not afresh and isinstance(session, ResumableSession):
                 checkpoints.append(PackCheckpoints(self._call, pack, minutes))
-            outcome = Measured.of(session.run(members, noise, audit.horizons, *checkpoints))
+            outcome = Measured.of(session.run(members, noise_seed, audit.horizons, *checkpoints))
         self.resumed = any(saved.resumed for saved in checkpoints)
         mechanism = self._mechanism(pack.audit)
         shapes = {name: values.shape for name, values in outcome.utility.items()}
@@ -243,10 +243,10 @@ class PackTrainer:
             pack: the trials.
             horizons: recorded steps, in place of those of the audit.
         """
-        members, noise = self._draw(pack)
+        members, noise_seed = self._draw(pack)
         session = self._session(pack.audit)
         started = time.perf_counter()
-        outcome = session.run(members, noise, horizons)
+        outcome = session.run(members, noise_seed, horizons)
         seconds = time.perf_counter() - started
         if isinstance(outcome, Measured):
             _require_some(outcome)
@@ -255,8 +255,8 @@ class PackTrainer:
     def _draw(self, pack: Pack) -> tuple[Members, int]:
         """Returns the secret bits of a pack, and the seed of its noise."""
         audit = self._brief.audits[pack.audit]
-        noise = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
-        return audit.bits(self._brief.seed, *pack.bounds), noise
+        noise_seed = seeds.noise_seed(self._brief.seed, audit.fingerprint, pack.first)
+        return audit.bits(self._brief.seed, *pack.bounds), noise_seed
 
     def _parts(self, index: int) -> tuple[Arrays, ...]:
         """Returns all parts of an audit's preparation."""
@@ -287,8 +287,8 @@ class PackTrainer:
     def _session(self, index: int) -> Session:
         """Returns the open session of an audit; opens it, and closes that of the audit before."""
         # Packs come audit by audit, so keeping one session open is enough.
-        if not self._opened or self._opened[0] != index:
-            self._opened = None
+        if not self._open_session or self._open_session[0] != index:
+            self._open_session = None
             began = time.perf_counter()
             audit = self._brief.audits[index]
             session = self._mechanism(index).open(
@@ -298,9 +298,9 @@ class PackTrainer:
                 self._sweep.resources.num_gpus > 0,
                 *(() if audit.preparation is None else (self._parts(index),)),
             )
-            self._opened = index, session
+            self._open_session = index, session
             self.opening += time.perf_counter() - began
-        return self._opened[1]
+        return self._open_session[1]
 
 
 class _AllMissedError(Exception):
@@ -308,6 +308,7 @@ class _AllMissedError(Exception):
 
 
 def _require_some(outcome: Measured) -> None:
+    """Raises _AllMissedError if all trials failed."""
     if len(outcome.missed) == len(outcome.scores) > 0:
         raise _AllMissedError(outcome.missed[min(outcome.missed)])
 

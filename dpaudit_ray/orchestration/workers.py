@@ -97,11 +97,12 @@ class Capacity:
         self._request = request
         self._limit = limit
         self._tell = tell
+        # Keys are ids of nodes.
         self.avoided = set[str]()  # nodes that no trainer is started on
-        self._gone = set[str]()
-        self._faults = Counter[str]()
+        self._ended_nodes = set[str]()
+        self._faults = Counter[str]()  # trainers that were found at fault
         self._cluster = executor.nodes()
-        self._memory_kills = Counter(self._cluster.memory_kills())
+        self._memory_kills = Counter(self._cluster.memory_kills())  # those that were noticed
         self._shortages = defaultdict[str, Shortage](Shortage)
 
     def require_room(self) -> None:
@@ -209,7 +210,7 @@ class Capacity:
 
     def alive(self, node: str) -> bool:
         """Asks the node of a trainer that died, once: a cluster notices its end after 15 s."""
-        if node in self._gone:
+        if node in self._ended_nodes:
             return False
         for listed in self._executor.nodes().nodes:
             if listed.id == node:
@@ -218,7 +219,7 @@ class Capacity:
                 with contextlib.suppress(OSError):
                     socket.create_connection((listed.host, listed.port), ANSWER_SECONDS).close()
                     return True
-        self._gone.add(node)
+        self._ended_nodes.add(node)
         return False
 
     def fault(self, node: str, address: str) -> None:
@@ -371,11 +372,13 @@ class Pool:
         self.workers: dict[Worker, None] = {}
         self.backlog: float = math.inf
         self.idle: dict[Worker, None] = {}
-        self._saved: dict[Pack, int] = {}  # the last step of each pack that was saved
-        self._started = 0  # trainers so far: the next one's number
-        self._resized = -math.inf  # when their number was last fitted to room and work
-        self._quiet_since = time.monotonic()  # some trainer had its place, or the user was told
-        self._nodes_told = False  # whether the user was told that nodes have to come first
+        # Times are those of `time.monotonic`.
+        self._saved_steps: dict[Pack, int] = {}  # the last step of each pack that was saved
+        self._next_number = 0  # of trainers
+        self._last_resize = -math.inf  # when their number was last fitted to room and work
+        # When some trainer last had its place, or the user's last message that none has.
+        self._waiting_since = time.monotonic()
+        self._has_reported_nodes = False  # the user knows that nodes have to come first
 
     @property
     def ready(self) -> list[Worker]:
@@ -392,9 +395,9 @@ class Pool:
     def resize(self) -> None:
         """Starts trainers where there is room and work; gives back those that are too many."""
         now = time.monotonic()
-        if now - self._resized < RESIZE_SECONDS:
+        if now - self._last_resize < RESIZE_SECONDS:
             return
-        self._resized = now
+        self._last_resize = now
         placed = [worker for worker in self.ready if not worker.leaving]
         busy = sum(worker.pack is not None for worker in placed)
         allowed, room = self._capacity.room(len(placed))
@@ -406,14 +409,14 @@ class Pool:
         for worker in pending[max(0, missing) :]:  # the newest: the others have waited longer
             self.remove(worker)
         for _ in range(missing - len(pending)):
-            self.workers[self._start(self._started)] = None
-            self._started += 1
+            self.workers[self._start(self._next_number)] = None
+            self._next_number += 1
         if placed or not target:
-            self._quiet_since = now
-            self._nodes_told = False
-        elif now - self._quiet_since > PATIENT_SECONDS or not (room or self._nodes_told):
-            self._quiet_since = now
-            self._nodes_told = True
+            self._waiting_since = now
+            self._has_reported_nodes = False
+        elif now - self._waiting_since > PATIENT_SECONDS or not (room or self._has_reported_nodes):
+            self._waiting_since = now
+            self._has_reported_nodes = True
             self._capacity.tell_waiting(target, room)
 
     def remove(self, worker: Worker) -> Pack | None:
@@ -425,13 +428,13 @@ class Pool:
 
     def replace(self, worker: Worker) -> Pack | None:
         """Ends a trainer and has another one started soon; returns the pack it did not answer."""
-        self._resized = -math.inf
+        self._last_resize = -math.inf
         return self.remove(worker)
 
     def checkpoints_saved(self, steps: Mapping[Pack, int]) -> None:
         """Takes the last saved step of each pack; a new one restarts its trainer's silence."""
-        fresh = {pack for pack, step in steps.items() if self._saved.get(pack) != step}
-        self._saved = dict(steps)
+        fresh = {pack for pack, step in steps.items() if self._saved_steps.get(pack) != step}
+        self._saved_steps = dict(steps)
         for worker in self.ready if fresh else ():
             if worker.pack in fresh:
                 worker.since = time.monotonic()
@@ -475,14 +478,19 @@ class MachineCompatibility:
     """
 
     def __init__(self, work: Work) -> None:
+        """Reads which machines have trained in earlier attempts at the sweep.
+
+        Args:
+            work: the planned sweep, whose plan has the driver's versions.
+        """
         count = threads(work.sweep)
         on_cpu = work.sweep.resources.num_gpus == 0
         uses_torch = any(cell.mechanism.uses_torch for cell in work.sweep.cells)
         # The end of a kind's name: torch sums in another order on another number of threads.
         self._threads_suffix = f", {count} threads" if count > 1 and on_cpu and uses_torch else ""
-        self._code = work.plan.code[-1]
+        self._code = work.plan.code[-1]  # of the driver
         self._work = work
-        self._kinds = recorded_machines(work.run)
+        self._kinds = recorded_machines(work.run)  # addresses by kind of machine
         self._has_warned = False
         self.modules = tuple(self._code.modules)
 

@@ -126,7 +126,7 @@ def flush(sweep: Mapping[str, Any], folder: Path) -> Flush:
     lock = Timed()
     for pack in planning.remaining(run, plan):
         aggregation.fold(pack, scores(plan, pack))
-    aggregation._turn = lock  # type: ignore[assignment]
+    aggregation._folding = lock  # type: ignore[assignment]
     started = time.perf_counter()
     aggregation.flush()
     seconds = time.perf_counter() - started

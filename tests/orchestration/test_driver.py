@@ -123,7 +123,7 @@ def test_an_audit_whose_packs_all_fail_the_same_way_is_stopped_and_others_go_on(
 def test_recorded_failures_close_an_audit_only_when_they_were_in_a_row():
     recorded = [Failure(pack, "fail", "boom", "") for pack in PACKS[2:8:2]]
     for reached, closed in (({0: PACKS[9].first}, set()), ({0: PACKS[1].first}, {0}), ({}, {0})):
-        budget = FailureBudget(ResourceSpec(), LABELS, recorded=recorded, reached=reached)
+        budget = FailureBudget(ResourceSpec(), LABELS, recorded=recorded, last_done=reached)
         assert budget.closed == closed
         assert budget.trials_failed == {0: 30}
 
@@ -270,27 +270,27 @@ def snapshot(done: int, **activity: object) -> Progress:
 def test_time_counts_since_the_first_pack_was_begun():
     speed = Speed()
     for now in (0.0, 10.0, 20.0):  # Ray starts, trainers import
-        speed.see(snapshot(300), now)
+        speed.add(snapshot(300), now)
         assert math.isnan(speed.rate(now))
         assert math.isnan(speed.seconds_left(snapshot(300), now))
-    speed.see(snapshot(320, training_seconds=2.0), 30.0)
+    speed.add(snapshot(320, training_seconds=2.0), 30.0)
     assert speed.rate(30.0) == 10
     assert speed.seconds_left(snapshot(320), 30.0) == 68
 
 
 def test_the_speed_is_that_of_the_last_half_minute_or_of_the_last_packs():
     speed, done = Speed(), 0
-    speed.see(snapshot(0), 0.0)
+    speed.add(snapshot(0), 0.0)
     for second in range(1, 62 + int(WINDOW_SECONDS)):
         done += 1 if second <= 60 else 10
-        speed.see(snapshot(done, training_seconds=float(second)), float(second))
+        speed.add(snapshot(done, training_seconds=float(second)), float(second))
         if second == 60:
             assert speed.rate(60.0) == pytest.approx(1)
     assert speed.rate(91.0) == pytest.approx(10)
     speed = Speed()
-    speed.see(snapshot(0), 0.0)
+    speed.add(snapshot(0), 0.0)
     for pack in range(1, 5):
-        speed.see(snapshot(10 * pack, training_seconds=100.0 * pack), 100.0 * pack)
+        speed.add(snapshot(10 * pack, training_seconds=100.0 * pack), 100.0 * pack)
         assert speed.rate(100.0 * pack) == pytest.approx(0.1)
     assert speed.rate(460.0) == pytest.approx(0.1), "the next one is not late"
     assert speed.rate(600.0) == pytest.approx(10 / 200), "a stall slows it down"
@@ -306,16 +306,16 @@ def test_what_is_left_knows_decided_audits_and_failed_packs():
     assert progress.left == 880, "single trials that failed are among those that are done"
     assert progress.ended == 450
     speed = Speed()
-    speed.see(Progress(audits, Activity(failed={1: 10, 2: 20}, over=frozenset({1}))), 0.0)
-    speed.see(progress, 10.0)
+    speed.add(Progress(audits, Activity(failed={1: 10, 2: 20}, over=frozenset({1}))), 0.0)
+    speed.add(progress, 10.0)
     assert speed.rate(10.0) == 2, "a pack that fails ends, too"
     assert speed.seconds_left(progress, 10.0) == 440
 
     speed = Speed()
-    speed.see(snapshot(50, failed={0: 50}), 0.0)
-    speed.see(snapshot(50), 1.0)  # failed packs are run again: no negative speed
+    speed.add(snapshot(50, failed={0: 50}), 0.0)
+    speed.add(snapshot(50), 1.0)  # failed packs are run again: no negative speed
     assert math.isnan(speed.rate(1.0))
-    speed.see(snapshot(60), 2.0)
+    speed.add(snapshot(60), 2.0)
     assert speed.rate(2.0) == 10
 
 

@@ -223,8 +223,8 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
 def _inspect_forward(run: WatchedRun, module: Any, inputs: Inputs) -> ForwardInspection:
     """Repeats a pass of a private network with another record in one place.
 
-    It also compares the number of rows with that of the last draw: Opacus takes the first dimension
-    for the records unless it is told that time comes first.
+    It also compares the number of rows with that of the last draw: without `batch_first=False`,
+    Opacus takes the first dimension for the records, though time may lie there.
 
     Args:
         run: the run.
