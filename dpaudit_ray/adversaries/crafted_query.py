@@ -68,9 +68,9 @@ class CraftedQuery(AddedRecord):
         best_gap = -math.inf
         for number in range(self.ascent + 1):
             losses = [public.losses(theta, x, record.y)[:, 0] for theta in choosing]
-            size = float(gap(*losses))
-            if size > best_gap:
-                best_gap = size
+            gap_here = float(gap(*losses))
+            if gap_here > best_gap:
+                best_gap = gap_here
                 best_x = x
             if number < self.ascent:
                 x = x + move * _ascent(public, fitting, x, record.y)
@@ -115,6 +115,6 @@ def _ascent(
     losses = public.losses(theta, x, y)[:, 0].detach()
     with torch.enable_grad():
         losses.requires_grad_()
-        size = gap(*torch.split(losses, len(worlds[0])))
-        (weights,) = torch.autograd.grad(size, losses)
+        difference = gap(*torch.split(losses, len(worlds[0])))
+        (weights,) = torch.autograd.grad(difference, losses)  # of each model's loss
     return public.input_gradient(theta, x, y, weights).sign()

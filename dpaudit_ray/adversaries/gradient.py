@@ -53,6 +53,7 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
         return Reading(self.period, self.subtract, self.statistic)
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
+        """Follows the projection of each step on the watermark."""
         return Projected.along(canary, public, models, self.reading)
 
     def watermark(self, public: PublicKnowledge, movement: "Tensor") -> GradientCanary:

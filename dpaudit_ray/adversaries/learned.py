@@ -58,6 +58,8 @@ class _Stage:
 
 
 class _Classifier(Protocol):
+    """A classifier of scikit-learn."""
+
     def fit(
         self,
         x: Floats,
@@ -123,6 +125,7 @@ class Learned(OutputAdversary):
             stages.append(_Stage(least, closer))
 
         def score(outputs: Outputs) -> Floats:
+            """Returns log odds of the second input, float64 [n]."""
             return rounded(_log_odds(stages, encoder.columns(outputs)))
 
         return score
@@ -135,7 +138,18 @@ class Learned(OutputAdversary):
         rng: Generator,
         delta: float,
     ) -> Predict | None:
-        """Learns from the surest runs alone; returns None if that predicts them no better."""
+        """Learns from the surest runs alone.
+
+        Args:
+            stages: predictors so far, the last of which was sure of these runs.
+            x: columns of the surest runs, float64 [n, k].
+            y: whether each had the second input, bool [n].
+            rng: randomness of classifiers.
+            delta: δ of the claim.
+
+        Returns:
+            A predictor for such runs; None if it predicts held-out ones no better than `stages`.
+        """
         if len(np.unique(y)) < 2:
             return None
         learn, _ = self._best(x, y, rng, delta)
@@ -186,6 +200,12 @@ class Learned(OutputAdversary):
 
         The result is the lower bound on ε, plus the information about y in nats, which is at most
         log 2: it ranks the ways that have a bound of 0.
+
+        Args:
+            x: columns, float64 [runs, k].
+            y: whether each run had the second input, bool [runs].
+            rng: randomness of classifiers.
+            delta: δ of the claim.
         """
         held_out = len(y) // _HELD_OUT
         x_held_out = x[:held_out]
@@ -288,9 +308,10 @@ def _shown(
     inside: NDArray[np.bool_],
     delta: float,
 ) -> float:
-    """Estimates the ε at `delta` that guesses on own runs show, whatever number of them is best.
+    """Estimates the ε at `delta` that guesses on the adversary's own runs show.
 
-    Unlike a bound on trials, it may choose that number by the bits, so it notices rarer events.
+    It is the largest of lower bounds by the k surest guesses, over some k. A bound on trials may
+    not choose k by the bits as this one does, which so notices rarer events.
 
     Args:
         log_odds: of "in", float64 [n].
@@ -303,11 +324,12 @@ def _shown(
     right = np.cumsum(is_right[surest])
     guesses = np.unique(np.geomspace(1, runs, _NUMBERS).astype(np.int64))
     # Of that many runs, the output may reveal the world by an event of probability δ.
-    # Of that many runs, the output may reveal the world by an event of probability δ.
     revealed, _ = most_revealed(runs, delta, _LEVEL)
-    counted = np.maximum(guesses - revealed, 1)
-    counted_right = np.maximum(right[guesses - 1] - revealed, 0)
-    rates = clopper_pearson_lower(np.minimum(counted_right, counted), counted, _LEVEL)
+    # As if these were all guessed, and correctly.
+    other_guesses = np.maximum(guesses - revealed, 1)
+    other_right = np.maximum(right[guesses - 1] - revealed, 0)
+    right_at_most = np.minimum(other_right, other_guesses)
+    rates = clopper_pearson_lower(right_at_most, other_guesses, _LEVEL)
     return max(float(logit(rates).max()), 0.0)
 
 
@@ -335,7 +357,14 @@ def _learn(
     x: Floats,
     y: NDArray[np.bool_],
 ) -> Predict:
-    """Fits a classifier of scikit-learn to columns that are robustly scaled and clipped."""
+    """Fits a classifier of scikit-learn to columns that are robustly scaled and clipped.
+
+    Args:
+        name: the classifier's class.
+        seed: of the classifier.
+        x: columns, float64 [n, k], NaN where missing.
+        y: whether each run had the second input, bool [n].
+    """
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import FunctionTransformer, RobustScaler
@@ -368,7 +397,12 @@ def _count(
     x: Floats,
     y: NDArray[np.bool_],
 ) -> Predict:
-    """Counts equal outputs in both worlds; all others are even."""
+    """Counts how often equal outputs had either input; log odds of others are 0.
+
+    Args:
+        x: columns, float64 [n, k].
+        y: whether each run had the second input, bool [n].
+    """
     hash_of_cell, cell = np.unique(_hashes(x), return_inverse=True)
     in_cell = np.bincount(cell)
     inside = np.bincount(cell[y], minlength=len(hash_of_cell))

@@ -56,6 +56,7 @@ class Reading:
         q = public.sample_rate
         if q == 1:
             return ratio
+        # log(1 - q + q e^ratio): the canary joins the step by a coin.
         not_sampled = torch.full_like(ratio, math.log1p(-q))
         return torch.logaddexp(not_sampled, ratio + math.log(q))
 
@@ -118,7 +119,10 @@ class Sums:
         return self.total.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """Implements `SavedObserver.state`: the sum, and if noise is correlated, all releases."""
+        """Implements `SavedObserver.state`: the sum, and if noise is correlated, all releases.
+
+        The names are those of checkpoints that exist already.
+        """
         state = {"shown": self.total}
         if self.whitening is not None:
             state["past"] = self.whitening.past

@@ -57,10 +57,12 @@ class Encoder:
         first: Outputs,
         bits: bool = False,
     ) -> None:
+        """Learns from the first outputs how many numbers there are, and which texts are frequent."""
         flat = _flat(first)
         self.numbers = flat.numbers.shape[1]
         self._bits = bits
         counts = Counter(itertools.chain.from_iterable(flat.texts))
+        # Columns of frequent texts, by text.
         self._texts = {text: i for i, (text, _) in enumerate(counts.most_common(_MOST_TEXTS))}
 
     def columns(
@@ -108,19 +110,20 @@ class Encoder:
 def _facts(numbers: Floats) -> Floats:
     """Returns facts about the order of numbers, float64 [n, 2 d + 4].
 
-    They are the sorted numbers, differences of neighbours, the sum (over d, so that it is finite),
-    numbers of ties and of changes, and where the largest and the smallest are.
+    They are d sorted numbers, d - 1 differences of neighbours, and five of each output: the sum
+    (over d, so that it is finite), numbers of ties and of changes, and the positions of the largest
+    and of the smallest.
 
     Args:
         numbers: float64 [n, d], NaN where missing.
     """
     filled = np.nan_to_num(numbers, nan=-_LARGEST)
     rising = np.sort(filled, axis=1)
-    # Of running sums, the differences have the noise of single answers.
+    # If numbers are running sums, their differences have the noise of single answers alone.
     differences = np.clip(np.diff(filled, axis=1), -_LARGEST, _LARGEST)
     is_tie = np.diff(rising, axis=1) == 0
     is_change = differences != 0
-    of_each = [
+    of_each = [  # [n] each
         (filled / filled.shape[1]).sum(axis=1),
         is_tie.sum(axis=1),
         is_change.sum(axis=1),

@@ -143,9 +143,11 @@ class LossPath:
         return -self.total / max(self.steps, 1)
 
     def state(self) -> dict[str, Tensor]:
+        """Implements `SavedObserver.state`, by the names of checkpoints that exist already."""
         steps = self.total.new_tensor(float(self.steps))
         return {"seen": self.total, "steps": steps}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Implements `SavedObserver.restore`."""
         self.total = state["seen"]
         self.steps = int(state["steps"])

@@ -69,11 +69,11 @@ class Along(Sums):
         x, y = public.batch(step)
         known_sum = public.gradients(before, x, y, clip_norm=public.clip_norm)
         canary = self.canary
-        added = public.gradients(before, canary.x, canary.y, clip_norm=public.clip_norm)
-        remainder = update * public.batch_size - known_sum
+        canary_gradient = public.gradients(before, canary.x, canary.y, clip_norm=public.clip_norm)
+        remainder = update * public.batch_size - known_sum  # noise, and perhaps the canary
         variance = (public.noise_multiplier * public.clip_norm) ** 2
-        # Log likelihood ratio of N(added, variance) against N(0, variance), both along `added`.
-        ratio = (added * (remainder - added / 2)).sum(1) / variance
+        # Log likelihood ratio of N(canary_gradient, variance) against N(0, variance).
+        ratio = (canary_gradient * (remainder - canary_gradient / 2)).sum(1) / variance
         q = public.sample_rate
         if q < 1:
             not_sampled = torch.full_like(ratio, math.log1p(-q))
