@@ -57,7 +57,7 @@ class Encoder:
         first: Outputs,
         bits: bool = False,
     ) -> None:
-        """Learns from the first outputs how many numbers there are, and which texts are frequent."""
+        """Notes how many numbers the first outputs have, and which texts are frequent in them."""
         flat = _flat(first)
         self.numbers = flat.numbers.shape[1]
         self._bits = bits

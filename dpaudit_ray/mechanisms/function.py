@@ -268,6 +268,7 @@ class IsolatedTrials:
         limits: Limits,
         gpu: bool,
     ) -> None:
+        """Makes the sandbox, and the file of prepared arrays that its processes read."""
         # Without this, a module that asks whether there is a GPU leaves none to forked processes.
         environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
         preload = (isolated_trial.__name__, *preloaded(path.partition(":")[0]))

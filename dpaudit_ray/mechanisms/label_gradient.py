@@ -704,7 +704,8 @@ class Trials:
                 along = members[rows] * mu + rng.normal(size=len(mu))
                 scores[rows] = mu * along - mu**2 / 2
             else:
-                # In standard deviations, which follow from μ and the difference by the label.
+                # The solution in standard deviations, which follow from μ and from the difference
+                # that the label makes.
                 flipped = release.coefficients(1 - release.y)
                 scale = mu / np.abs(flipped - release.coefficients(release.y))
                 unflipped_signs = 1 - 2 * release.y[records]

@@ -52,7 +52,12 @@ class Wrn16(Model):
 
     @property
     def parameters(self) -> int:
-        """Sums the layers for images of three channels and 10 classes."""
+        """Number of parameters for images of three channels and 10 classes.
+
+        Weights between two layers whose widths are multiples of k number multiples of k²; those
+        from the first 16 channels, to the classes and of norms multiples of k. The other 474 are
+        the first convolution (432) and norm (32), and biases of the classes.
+        """
         k = self.width
         count = 170_752 * k**2 + 4_096 * k + 474
         # At k = 1 the first stage keeps its 16 channels, so no 16 x 16 projection is needed.

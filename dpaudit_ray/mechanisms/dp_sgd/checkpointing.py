@@ -38,11 +38,12 @@ class PackCheckpoints:
     def __init__(
         self, checkpoints: Checkpoints | None, trainer: str, canary: Canary, observer: object
     ) -> None:
+        """Reads the last checkpoint, if the pack can be saved and the same trainer wrote it."""
         self._checkpoints = checkpoints
         self._observer = observer if isinstance(observer, SavedObserver) else None
         self._trainer = np.frombuffer(trainer.encode(), dtype=np.uint8)
-        self._steps: Steps | None = None
-        self._hindrance = ""
+        self._steps: Steps | None = None  # the engine's, from `begin` on
+        self._hindrance = ""  # why the pack cannot be saved
         if isinstance(canary, ChangingCanary) and not canary.memoryless:
             name = type(canary).__name__
             self._hindrance = f"{name} changes as it likes, and its state is not known"
@@ -72,7 +73,13 @@ class PackCheckpoints:
         return tensor(saved["theta"], theta.device)
 
     def offer(self, step: int, theta: Tensor, recorded: Arrays) -> None:
-        """Saves the pack after `step`, if a checkpoint is due."""
+        """Saves the pack if a checkpoint is due.
+
+        Args:
+            step: number of the last step.
+            theta: models after it, float [n, p].
+            recorded: scores and measures so far, by name.
+        """
         if self._checkpoints is None or self._steps is None or not self._checkpoints.due:
             return
         if self._hindrance:

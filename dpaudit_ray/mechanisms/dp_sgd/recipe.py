@@ -94,6 +94,21 @@ class Recipe(Strict):
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
         """Raises SpecError for options that contradict each other, or of which one is missing."""
+        self._check_noise_options()
+        if self.augmentations > 1 and self.engine != "packed":
+            raise SpecError(
+                "augmentations", f"is {self.augmentations}, which engine: {self.engine} does not do"
+            )
+        if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
+            raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
+        self.schedule.check(self.steps)
+        self.noise.check(self.steps)
+        self.unit.check(self)
+        self._check_noise_and_unit()
+        return self
+
+    def _check_noise_options(self) -> None:
+        """Raises SpecError unless the size of the noise is stated once, and a norm to clip to."""
         if self.epsilon is None:
             if self.noise_multiplier is None:
                 raise SpecError("noise_multiplier", "is required, or epsilon in its place")
@@ -112,16 +127,11 @@ class Recipe(Strict):
         names = accounting.accountants()
         if name is not None and ":" not in name and name not in names:
             raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
-        if self.augmentations > 1 and self.engine != "packed":
-            raise SpecError(
-                "augmentations", f"is {self.augmentations}, which engine: {self.engine} does not do"
-            )
-        if isinstance(self.held_out, float) and not 0 < self.held_out < 1:
-            raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
-        self.schedule.check(self.steps)
-        self.noise.check(self.steps)
-        self.unit.check(self)
+
+    def _check_noise_and_unit(self) -> None:
+        """Raises SpecError for options that correlated noise, or a unit of records, excludes."""
         engine = ("engine", self.engine, self.engine == "packed", "packed")
+        # Part of the options, key of another one, its value, whether it fits, and what would.
         rules: list[tuple[str, str, Any, bool, str]] = []
         if isinstance(self.noise, Correlated):
             part = f"noise: {self.noise.name}"
@@ -137,7 +147,6 @@ class Recipe(Strict):
             if not fits:
                 problem = f"is {value}, but {part} takes {requirement}"
                 raise SpecError(key, f"{problem}; use that, or leave out {part}")
-        return self
 
     @property
     def recipe(self) -> Self:
@@ -233,15 +242,12 @@ class Recipe(Strict):
 
     def check_adversary(self, adversary: Adversary) -> None:
         """Raises SpecError for an adversary that cannot attack this training; reads no data."""
-        period = adversary.period
-        sampling = self.sampling
         if self.noise_multiplier == 0 and not adversary.private_records:
             raise SpecError(
                 "mechanism.noise_multiplier",
                 f"is 0, of which nothing is claimed that {adversary.name} could audit; "
                 "use a number above 0",
             )
-        noise = self.noise
         is_of_records = adversary.frozen or adversary.private_records or adversary.shadow_plan
         if isinstance(self.unit, Group) and is_of_records:
             raise SpecError(
@@ -249,6 +255,35 @@ class Recipe(Strict):
                 f"is a {self.unit.protects}, but {adversary.name} attacks records; use "
                 "watched-records, watched-dimension or one-run",
             )
+        self._check_period(adversary)
+        if not self.data.has_classes and self.loss == "cross-entropy":
+            raise SpecError(
+                "mechanism.loss",
+                "is cross-entropy, which learns classes, but `regression: true` gives numbers; use "
+                "mse, or a function of your own: package.module:function",
+            )
+        if not self.data.has_classes and adversary.needs_classes:
+            raise SpecError(
+                "adversary.name",
+                f"{adversary.name} gives a record another class, but `regression: true` gives "
+                "numbers; use biased-dimension, cosine, or api-access with canary: record",
+            )
+        if adversary.chooses_start:
+            self.check_known_start()
+        for key, is_set, remedy in (
+            ("held_out", self.held_out is not None, "leave it out: no model is trained"),
+            ("engine", self.engine != "packed", "use packed: no step is taken"),
+            ("augmentations", self.augmentations > 1, "leave it out: no record has a gradient"),
+            ("model.initialization", self.hidden_start, "use fixed: the first model labels all"),
+        ):
+            if adversary.frozen and is_set:
+                raise SpecError(f"mechanism.{key}", f"is of no use to {adversary.name}; {remedy}")
+
+    def _check_period(self, adversary: Adversary) -> None:
+        """Raises SpecError if no claim holds for a canary that joins each `period`-th step."""
+        period = adversary.period
+        sampling = self.sampling
+        noise = self.noise
         if isinstance(noise, Correlated):
             if period % noise.separation:
                 raise SpecError(
@@ -272,28 +307,6 @@ class Recipe(Strict):
                 f"is {period}, but no claim holds for sampling {sampling.name} where steps "
                 "are left out; use 1, or poisson",
             )
-        if not self.data.has_classes and self.loss == "cross-entropy":
-            raise SpecError(
-                "mechanism.loss",
-                "is cross-entropy, which learns classes, but `regression: true` gives numbers; use "
-                "mse, or a function of your own: package.module:function",
-            )
-        if not self.data.has_classes and adversary.needs_classes:
-            raise SpecError(
-                "adversary.name",
-                f"{adversary.name} gives a record another class, but `regression: true` gives "
-                "numbers; use biased-dimension, cosine, or api-access with canary: record",
-            )
-        if adversary.chooses_start:
-            self.check_known_start()
-        for key, is_set, remedy in (
-            ("held_out", self.held_out is not None, "leave it out: no model is trained"),
-            ("engine", self.engine != "packed", "use packed: no step is taken"),
-            ("augmentations", self.augmentations > 1, "leave it out: no record has a gradient"),
-            ("model.initialization", self.hidden_start, "use fixed: the first model labels all"),
-        ):
-            if adversary.frozen and is_set:
-                raise SpecError(f"mechanism.{key}", f"is of no use to {adversary.name}; {remedy}")
 
     def check_known_start(self) -> None:
         """Raises SpecError unless an adversary can choose θ_0, one for all trials."""

@@ -379,17 +379,18 @@ class DpSgdSession(ResumableSession):
         horizons: Horizons,
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
-        """Trains all models of a pack: one for each trial, or for all trials of one training.
+        """Trains all models of a pack: one for each trial, or for all trials of one training run.
 
         Scores are recorded at the horizons, and with them the measures of utility, if any. After an
-        interruption it continues from the latest checkpoint.
+        interruption it continues from the latest checkpoint. Arguments are those of
+        `ResumableSession.run`.
         """
         training, adversary = self.training, self.adversary
         canaries = adversary.canaries
         bits = torch.from_numpy(members).to(training.initial)
         if canaries > 1:
             bits = bits.view(-1, canaries)
-        inside = bits
+        inside = bits  # of each model and canary
         if adversary.replaces:  # one canary of each pair is in: m for bit 1, then m for bit 0
             rows = bits.view(len(bits), -1)
             inside = torch.cat([rows, 1 - rows], dim=1)
@@ -399,7 +400,7 @@ class DpSgdSession(ResumableSession):
         measures = training.recipe.measures
         shape = (len(members), len(horizons))
         unknown = np.full(shape, np.nan)  # until training gets there
-        record = {
+        record = {  # float64 [trials, horizons] each
             name: np.array(saved.recorded.get(name, unknown)) for name in ("scores", *measures)
         }
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
@@ -539,8 +540,8 @@ class FrozenSession:
     ) -> Scores:
         """Draws noise along the canary only: no model changes, so none is trained.
 
-        A step's projection is the canary if it is in and sampled, the other records, and noise N(0,
-        σ²).
+        A step's projection, in units of C, is 1 if the canary is in and sampled, the other records,
+        and noise N(0, σ²). Arguments and result are those of `Session.run`.
         """
         recipe, adversary = self.training.recipe, self.adversary
         public = PublicView(self.training)

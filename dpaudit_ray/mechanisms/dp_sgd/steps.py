@@ -252,14 +252,22 @@ class PackedSteps:
         seed: int,
         device: torch.device,
     ) -> None:
+        """Begins before the first step.
+
+        Args:
+            recipe: options of the training.
+            model: computes clipped sums.
+            seed: of the noise of the whole pack.
+            device: of parameters and examples.
+        """
         self._recipe = recipe
         self._model = model
         self._device = device
         self._noise = noise_source(seed, device)
-        self._update: Tensor | None = None
-        self._state: State = {}
-        self._noise_state: State = {}
-        self._deviation = recipe.deviation
+        self._update: Tensor | None = None  # noisy sums [n, p], allocated by the first step
+        self._state: State = {}  # of the optimizer
+        self._noise_state: State = {}  # of correlated noise
+        self._deviation = recipe.deviation  # of the noise, over C
         self._steps_done = 0
 
     @torch_on_one_thread()
@@ -380,6 +388,18 @@ class OpacusSteps:
         device: torch.device,
         loss: Loss = losses,
     ) -> None:
+        """Begins before the first step.
+
+        Args:
+            recipe: options of the training.
+            module: the network, which is copied.
+            seed: of the noise of all models, one after another.
+            device: of parameters and examples.
+            loss: of each example.
+
+        Raises:
+            SpecError: Opacus does not take the network.
+        """
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
@@ -459,7 +479,15 @@ class OpacusSteps:
         return nn.utils.parameters_to_vector(gradients) * self._recipe.batch_size
 
     def _accumulate(self, x: Tensor, y: Tensor) -> None:
-        """Adds a part's clipped gradients; Opacus adds noise and moves θ unless it is to skip."""
+        """Adds the clipped gradients of a part of the batch to the current model's sum.
+
+        With the last part, which `signal_skip_step` was not called for, Opacus adds noise and
+        changes the parameters.
+
+        Args:
+            x: examples of the part, [B, ...].
+            y: their targets [B].
+        """
         self._optimizer.zero_grad()
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # hooks on inputs that need no gradient

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -205,16 +205,7 @@ class DpSgdTraining:
         units_x, units_y = grouped((x, y))
         batches_seed = derive("batches", seed, recipe.seed)
         batches = _batches(recipe, len(units_y), batches_seed, device)
-        # The way in which the model is packed is chosen on a batch of the largest size.
-        largest = max(recipe.batch_size, *map(len, batches))
-        largest = min(largest, recipe.physical_batch_size or largest)
-        # A user's code may do otherwise the next time, whatever its numbers are.
-        is_known_code = (
-            recipe.model.name != "module"
-            and ":" not in recipe.loss
-            and type(recipe.model).__module__.startswith(Model.home)
-        )
-        packed.settle(x[:largest], y[:largest], remembered=is_known_code)
+        _choose_packing(packed, recipe, batches, (x, y))
         initial = recipe.unit.extended(packed.initial)
         return cls(
             recipe=recipe,
@@ -427,23 +418,23 @@ class DpSgdTraining:
             canary: what may join the batch.
         """
         largest = float(row.abs().max())
-        grown = f", with parameters of up to {largest:.0e}" if largest > _LARGE else ""
+        cause = f", with parameters of up to {largest:.0e}" if largest > _LARGE else ""
         x, y = self.batch(step)
         if y.dim() > 1:
-            return f"an update of a {self.recipe.unit.protects} is not finite{grown}"
+            return f"an update of a {self.recipe.unit.protects} is not finite{cause}"
         views = self.recipe.augmentations > 1
         alone = Samplewise(self.module, self.model.loss, views=views)
         failure = first_not_finite(alone, row, x, y)
         if failure is not None:
             j, clause = failure
-            return f"{clause} for example {int(self.batches[step - 1][j])}{grown}"
+            return f"{clause} for example {int(self.batches[step - 1][j])}{cause}"
         if isinstance(canary, SampleCanary):
             alone = Samplewise(self.module, self.model.loss)
             failure = first_not_finite(alone, row, canary.x[:1], canary.y[:1])
             if failure is not None:
-                return f"{failure[1]} for the canary{grown}"
+                return f"{failure[1]} for the canary{cause}"
         rate = self.recipe.rate(step)
-        return f"gradients are finite, but not parameters after a step of {rate:g}{grown}"
+        return f"gradients are finite, but not parameters after a step of {rate:g}{cause}"
 
     def check_claim(self, canary: Canary, coins: int = 1) -> None:
         """Raises SpecError for a canary that breaks the sensitivity of the claim."""
@@ -467,6 +458,32 @@ def _features(
         batches = torch.split(x, _BODY_BATCH)
         features = torch.cat([body(batch.to(device)) for batch in batches])
     return features.to(dtype)
+
+
+def _choose_packing(
+    packed: PackedModel,
+    recipe: Recipe,
+    batches: Sequence[Tensor],
+    records: Examples,
+) -> None:
+    """Chooses the way in which a model is packed, on a batch of the largest size.
+
+    Args:
+        packed: the model.
+        recipe: options of the training.
+        batches: indices of all steps.
+        records: all that is trained on, x [N, ...] and y [N].
+    """
+    largest = max(recipe.batch_size, *map(len, batches))
+    largest = min(largest, recipe.physical_batch_size or largest)
+    # A user's code may do otherwise the next time, whatever its numbers are.
+    is_known_code = (
+        recipe.model.name != "module"
+        and ":" not in recipe.loss
+        and type(recipe.model).__module__.startswith(Model.home)
+    )
+    x, y = records
+    packed.settle(x[:largest], y[:largest], remembered=is_known_code)
 
 
 def _batches(

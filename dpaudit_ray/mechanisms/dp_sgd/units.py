@@ -180,9 +180,12 @@ class Client(Group):
             self.shares(recipe)
 
     def update(self, model: "PackedModel", theta: "Tensor", x: "Tensor", y: "Tensor") -> "Tensor":
-        """Takes the steps of one client from each model; returns how far it went downhill."""
+        """Takes the steps of one client from each model; returns θ less its result, float [n, p].
+
+        Arguments are those of `Group.update`.
+        """
         size = self.batch_size or len(y)
-        batches = -(-len(y) // size)
+        batches = -(-len(y) // size)  # rounded up
         total = theta.new_zeros(theta.shape)
         for step in range(self.steps):
             start = step % batches * size  # batches in turn
@@ -224,8 +227,8 @@ class Client(Group):
         if self.quantile is None:
             return super().contribution(recipe, update, theta, clip_norm)
         scale, count_scale = self.shares(recipe)
-        growth = theta[:, -1:].exp()
-        bound = recipe.clip_norm * growth
+        growth = theta[:, -1:].exp()  # C_t / C
+        bound = recipe.clip_norm * growth  # C_t
         is_within = update.norm(dim=1, keepdim=True) <= bound
         if clip_norm < math.inf:
             update = clipped(update, bound)
@@ -235,20 +238,23 @@ class Client(Group):
         return result
 
     def move(self, recipe: Server, theta: "Tensor", noisy: Noisy, state: State) -> None:
-        """Takes the server's step, and adapts the clipping norm to the noisy count.
+        """Takes the server's step, and adapts the clipping norm C_t to the noisy count.
 
-        log C_t falls by `clip_rate` times what the share of updates within C_t exceeds the quantile
-        by.
+        If the share of updates within C_t exceeds the quantile, log C_t falls by `clip_rate` times
+        the excess. The last coordinate of θ is log(C_t / C), and that of the release is the count.
+        Arguments are those of `Optimizer.move`.
         """
         if self.quantile is None:
             super().move(recipe, theta, noisy, state)
             return
         scale, count_scale = self.shares(recipe)
-        log_growth = theta[:, -1:].clone()
-        half_share = noisy.mean[:, -1:] / (count_scale * recipe.clip_norm)
+        log_growth = theta[:, -1:].clone()  # log(C_t / C); the optimizer changes it with all of θ
+        # `contribution` sent ±1/2 of each client, times count_scale C.
+        share_less_half = noisy.mean[:, -1:] / (count_scale * recipe.clip_norm)
+        # ... and updates over C_t / C, times `scale`.
         updates = replace(noisy, summed=noisy.summed * (log_growth.exp() / scale))
         super().move(recipe, theta, updates, state)
-        excess = half_share + 0.5 - self.quantile
+        excess = share_less_half + 0.5 - self.quantile
         theta[:, -1:] = log_growth - self.clip_rate * excess
 
 

@@ -2,9 +2,9 @@
 
 A step moves θ and adds Gaussian noise, so its density is an integral over the one before,
 
-    p_{t+1}(x) = ∫ p_t(y) N(x; moved(y), s²) dy,
+    p_{t+1}(x) = ∫ p_t(y) N(x; step(y), s²) dy,
 
-by Gauss-Legendre quadrature on panels that are short compared with s and end where `moved` is not
+by Gauss-Legendre quadrature on panels that are short compared with s and end where the step is not
 smooth (Nyström's method): the error falls exponentially with the number of nodes. All terms are
 positive, so the relative error of small densities is as low as that of large ones. A density is a
 polynomial on each panel, so the mass below any point is exact, too. The two worlds, "out" and
@@ -167,7 +167,7 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
     """
     nodes = panels.nodes.ravel()
     noise = process.step_noise
-    centres = process.moved(nodes)
+    centres = process.after_step(nodes)
     # Column j has the nodes within REACH deviations of where a step moves node j: rows first[j],
     # first[j] + 1, and so on.
     first = np.searchsorted(nodes, centres - REACH * noise)
@@ -321,6 +321,7 @@ def best_threshold(process: Process, steps: int) -> float:
     """
 
     def mu(threshold: float) -> float:
+        """Returns the μ of the final model if the loss has this threshold."""
         return final_power(replace(process, threshold=threshold), steps).mu
 
     tests = process.first_noise * special.ndtri(1 - _RATES)
@@ -337,6 +338,7 @@ def best_width(process: Process, steps: int) -> float:
     """
 
     def loss(log_width: float) -> float:
+        """Returns minus the ε of the final model for this width."""
         wider = replace(process, width=math.exp(log_width))
         return -final_power(wider, steps).epsilon
 

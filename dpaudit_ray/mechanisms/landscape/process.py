@@ -58,21 +58,24 @@ class Process:
 
     @property
     def breaks(self) -> tuple[float, ...]:
-        """Values of θ where `moved` is not smooth, increasing."""
+        """Values of θ where `after_step` is not smooth, increasing."""
         if self.gradient == "constant":
             return ()
         if self.gradient == "threshold":
             return (self.threshold,)
         return (self.threshold - self.width, self.threshold + self.width)
 
-    def moved(self, theta: Floats) -> Floats:
-        """Returns θ - g(θ)/B, one step without its noise, of the shape of `theta`."""
-        above = theta - self.threshold
+    def after_step(self, theta: Floats) -> Floats:
+        """Returns θ - g(θ)/B, one step without its noise, of the shape of `theta`.
+
+        The largest |g| is BC, so that a step moves θ by C at most, away from the threshold.
+        """
+        distance = theta - self.threshold
         if self.gradient == "constant":
             return theta + self.clip_norm
         if self.gradient == "threshold":
-            return theta + np.where(above > 0, self.clip_norm, -self.clip_norm)
-        return theta + self.clip_norm * np.clip(above / self.width, -1.0, 1.0)
+            return theta + np.where(distance > 0, self.clip_norm, -self.clip_norm)
+        return theta + self.clip_norm * np.clip(distance / self.width, -1.0, 1.0)
 
     def run(
         self,
@@ -90,7 +93,7 @@ class Process:
         values = []
         for step in range(1, horizons[-1] + 1):
             if step > 1:
-                theta = self.moved(theta) + rng.normal(scale=self.step_noise, size=count)
+                theta = self.after_step(theta) + rng.normal(scale=self.step_noise, size=count)
             if step in horizons:
                 values.append(theta)
         return np.stack(values, axis=1)
