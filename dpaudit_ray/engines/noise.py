@@ -66,6 +66,7 @@ class GpuNoise:
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
+        """Begins the stream of a seed of 128 bits."""
         # Philox 4x32: a key and a counter of 128 bits, whose upper half tells streams apart.
         self._key = seed % 2**64
         self._upper = seed >> 64  # of the counter

@@ -120,6 +120,13 @@ class ConvPoolRule(Rule):
         window: tuple[Pair, Pair],
         rectified: bool,
     ) -> None:
+        """Takes the settings of a convolution and of what follows it.
+
+        Args:
+            convolution: rule of the convolution.
+            window: size and stride of the max-pooling.
+            rectified: whether a ReLU follows.
+        """
         self.owner = convolution
         self.convolution = convolution
         self.size, self.stride = window
@@ -192,9 +199,9 @@ class ConvPoolRule(Rule):
             x = F.pad(x, pad)
         images = x.permute(0, 2, 3, 1)  # [inputs * B, H, W, c]
         end = images.storage_offset() + images.numel() + _BEHIND
-        has_room = end * images.itemsize <= images.untyped_storage().nbytes()
-        if not images.is_contiguous() or not has_room:
-            images = _with_room(images.shape, x).copy_(images)
+        has_spare_numbers = end * images.itemsize <= images.untyped_storage().nbytes()
+        if not images.is_contiguous() or not has_spare_numbers:
+            images = _with_spare_numbers(images.shape, x).copy_(images)
         _, height, width, channels = images.shape
         return images.view(inputs, -1, height, width * channels)
 
@@ -213,7 +220,7 @@ class ConvPoolRule(Rule):
         """
         inputs, batch = images.shape[:2]
         n, outputs = len(theta), self.weight.shape[0]
-        y = _with_room((n, batch, *windows, outputs), images)
+        y = _with_spare_numbers((n, batch, *windows, outputs), images)
         marks = torch.empty(y.shape, dtype=torch.uint8)
         lanes = vector_code.lanes(y.itemsize, n // inputs * outputs)
         w, bias = self._stacked(theta, inputs, lanes)
@@ -227,7 +234,7 @@ class ConvPoolRule(Rule):
             (w.numpy(), bias.numpy()),
             floor,
             out,
-            loops.line_room(out, bias.shape[1], self.steps),
+            loops.line_buffers(out, bias.shape[1], self.steps),
             self.steps,
             (convolved_sizes, static_sizes(lanes, *self.size)),
         )
@@ -262,13 +269,13 @@ class ConvPoolRule(Rule):
 
     def input_gradient(self, theta: Tensor, saved: Pooled, g: Tensor) -> Tensor:
         """Scatters the gradients of winning positions over images, and cuts their padding off."""
-        gradient = _with_room(saved.images.shape, g)
+        gradient = _with_spare_numbers(saved.images.shape, g)
         images = gradient.numpy()
         weight = self.padded_rows(theta).numpy()
         winners = _for_loops(g, saved.marks)
         scratch = loops.scratch(images, winners[1], images.dtype, self.steps)
-        room = (scratch, *loops.image_room(images, weight))
-        loops.input_gradients(winners, weight, images, room, self.steps, self.static(g.dtype))
+        buffers = (scratch, *loops.image_buffers(images, weight))
+        loops.input_gradients(winners, weight, images, buffers, self.steps, self.static(g.dtype))
         channels = self.weight.shape[1]
         gradient = gradient.flatten(0, 1)
         gradient = gradient.view(*gradient.shape[:2], -1, channels)
@@ -307,8 +314,8 @@ class ConvPoolRule(Rule):
             start = models.stop
             winners = _for_loops(g, saved.marks[models])
             out = (formed[models].numpy(), biases[models].numpy(), squares[models].numpy())
-            room = loops.scratch(images, winners[1], images.dtype, self.steps)
-            loops.sample_gradients(images, winners, out, self.row, room, self.steps, static)
+            buffers = loops.scratch(images, winners[1], images.dtype, self.steps)
+            loops.sample_gradients(images, winners, out, self.row, buffers, self.steps, static)
         return _Samples(self, formed, biases, squares)
 
     def static(self, dtype: torch.dtype) -> tuple[Static, Static]:
@@ -395,6 +402,13 @@ class ConvPool(nn.Module):
         behind: Sequence[nn.Module],
         passes: Passes,
     ) -> None:
+        """Makes the layer, and layers in its place if the loops do not fit.
+
+        Args:
+            rule: computes convolution, pooling and ReLU by loops.
+            behind: the pooling, and the ReLU if there is one.
+            passes: what the layer is applied in.
+        """
         super().__init__()
         self.rule = rule
         self._passes = passes
@@ -521,7 +535,7 @@ class ConvChain:
                 head.squares.numpy(),
                 weights[models].contiguous().numpy(),
                 step.clip_norm,
-                loops.window_room(stages),
+                loops.window_buffers(stages),
             )
             for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
                 biases = torch.from_numpy(stage.biases)
@@ -640,7 +654,7 @@ def _exchange(weight: Tensor, order: Pair) -> Tensor:
     return by_axis.transpose(2, 3).flatten(2).contiguous()
 
 
-def _with_room(shape: Sequence[int], like: Tensor) -> Tensor:
+def _with_spare_numbers(shape: Sequence[int], like: Tensor) -> Tensor:
     """Returns an empty tensor behind which a vector may be read."""
     size = math.prod(shape)
     return like.new_empty(size + _BEHIND)[:size].view(*shape)

@@ -51,7 +51,7 @@ class Steps(NamedTuple):
 # Forward ------------------------------------------------------------------------------------------
 
 
-def line_room(
+def line_buffers(
     pooled: Winners,
     channels: int,
     steps: Steps,
@@ -80,7 +80,7 @@ def convolve_and_pool(
     weights: tuple[Floats, Floats],
     floor: Floats,
     pooled: Winners,
-    room: tuple[Floats, Winners],
+    buffers: tuple[Floats, Winners],
     steps: Steps,
     static: tuple[Static, Static],
 ) -> None:
@@ -92,12 +92,12 @@ def convolve_and_pool(
             models that share images side by side.
         floor: [1], what smaller values are replaced by: 0 for a ReLU, else -inf.
         pooled: outputs and marks [n, B, h, w, o], to be written.
-        room: buffers by `line_room`, for blocks · lanes channels.
+        buffers: buffers by `line_buffers`, for blocks · lanes channels.
         steps: distances between positions and between windows.
         static: sizes of `convolve` and of `pool`.
     """
     w, bias = weights
-    convolved, lines = room
+    convolved, lines = buffers
     for m in range(images.shape[0]):
         for s in range(images.shape[1]):
             sample = (m, s, images.shape[0])
@@ -289,7 +289,7 @@ def sample_gradients(
     winners: Winners,
     out: tuple[Floats, Floats, Floats],
     width: int,
-    room: Scratch,
+    buffers: Scratch,
     steps: Steps,
     static: tuple[Static, Static],
 ) -> None:
@@ -301,7 +301,7 @@ def sample_gradients(
         out: to be written: weights [n, B, o, height, padded row], biases [n, B, o] or [n, B, 0],
             squared norms [n, B].
         width: numbers in a row of a patch.
-        room: buffers by `scratch`.
+        buffers: buffers by `scratch`.
         steps: distances between positions and between windows.
         static: sizes of `gather` and of `unpool`.
     """
@@ -309,15 +309,15 @@ def sample_gradients(
     sharing = len(marks) // images.shape[0]
     for m in range(len(marks)):
         for s in range(marks.shape[1]):
-            _copy(g[m, s].reshape(-1), room.g)
-            _copy(marks[m, s].reshape(-1), room.marks)
+            _copy(g[m, s].reshape(-1), buffers.g)
+            _copy(marks[m, s].reshape(-1), buffers.marks)
             if _overlap(steps):
-                _spread_windows(room.g, room, marks.shape[2:], steps, static[1])
+                _spread_windows(buffers.g, buffers, marks.shape[2:], steps, static[1])
             sample = (images[m // sharing, s], formed[m, s], biases[m, s])
-            squares[m, s] = _form(room.g, room, sample, width, steps, static[0])
+            squares[m, s] = _form(buffers.g, buffers, sample, width, steps, static[0])
 
 
-def image_room(images: Floats, w: Floats) -> tuple[Floats, Integers]:
+def image_buffers(images: Floats, w: Floats) -> tuple[Floats, Integers]:
     """Allocates an image [H, row] with a vector behind it, and a list of outputs."""
     image = np.empty(math.prod(images.shape[2:]) + w.shape[3], dtype=images.dtype)
     return image, np.empty(w.shape[1] + 1, dtype=np.int64)
@@ -328,7 +328,7 @@ def input_gradients(
     winners: Winners,
     w: Floats,
     images: Floats,
-    room: tuple[Scratch, Floats, Integers],
+    buffers: tuple[Scratch, Floats, Integers],
     steps: Steps,
     static: tuple[Static, Static],
 ) -> None:
@@ -338,11 +338,11 @@ def input_gradients(
         winners: gradients and marks of the windows [n, B, h, w, o].
         w: weights [n, o, height, padded row].
         images: [n, B, H, row], to be written.
-        room: buffers by `scratch` and `image_room`.
+        buffers: buffers by `scratch` and `image_buffers`.
         steps: distances between positions and between windows.
         static: sizes of `scatter` and of `unpool`.
     """
-    (g, marks), (sample, image, outputs) = winners, room
+    (g, marks), (sample, image, outputs) = winners, buffers
     tall, row = images.shape[2:]
     for m in range(len(marks)):
         for s in range(marks.shape[1]):
@@ -362,7 +362,7 @@ def _overlap(steps: Steps) -> bool:
 @inlined
 def _spread_windows(
     g: Floats,
-    room: Scratch,
+    buffers: Scratch,
     windows: tuple[int, int, int],
     steps: Steps,
     static: Static,
@@ -371,16 +371,16 @@ def _spread_windows(
 
     Args:
         g: gradients by window [h · w · o].
-        room: buffers by `scratch`; its marks name the winners.
+        buffers: buffers by `scratch`; its marks name the winners.
         windows: h, w and o.
         steps: distances between windows.
         static: sizes of `unpool`.
     """
     rows, columns, outputs = windows
-    gradients = room.grid.reshape(-1)
+    gradients = buffers.grid.reshape(-1)
     gradients[:] = 0  # of all at once: by three axes it takes as long as all that follows
-    grid_row = room.grid.shape[1] * outputs
-    arrays = (g, room.marks, room.grid)
+    grid_row = buffers.grid.shape[1] * outputs
+    arrays = (g, buffers.marks, buffers.grid)
     for i in range(rows):
         for j in range(columns):
             g_start = (i * columns + j) * outputs
@@ -393,7 +393,7 @@ def _spread_windows(
 @inlined
 def _form(
     g: Floats,
-    room: Scratch,
+    buffers: Scratch,
     sample: tuple[Floats, Floats, Floats],
     width: int,
     steps: Steps,
@@ -406,23 +406,25 @@ def _form(
 
     Args:
         g: gradients by window [h · w · o].
-        room: buffers by `scratch`; its grid has the gradients by position if windows overlap.
+        buffers: buffers by `scratch`; its grid has the gradients by position if windows overlap.
         sample: image [H, row]; gradients of w [o, height, padded row] and bias, to be written.
         width: numbers in a row of a patch.
         steps: distances between positions and between windows.
         static: sizes of `gather`.
     """
     image, formed, biases = sample
-    starts, values, counts = room.listed
+    starts, values, counts = buffers.listed
     row = image.shape[1]
     height, padded = formed.shape[1:]
     if _overlap(steps):
-        _list_positions(room.bits.reshape(-1), room.starts[0], (starts, room.values, counts))
+        _list_positions(
+            buffers.bits.reshape(-1), buffers.starts[0], (starts, buffers.values, counts)
+        )
     else:
-        _list_windows(g, room.marks, room.starts, room.listed)
-    for i in range(len(room.squares)):
-        room.squares[i] = 0
-    arrays = (image, starts, values, formed, room.squares)
+        _list_windows(g, buffers.marks, buffers.starts, buffers.listed)
+    for i in range(len(buffers.squares)):
+        buffers.squares[i] = 0
+    arrays = (image, starts, values, formed, buffers.squares)
     for o in range(len(formed)):
         if len(biases) > 0:
             biases[o] = _sum(values[o, : counts[o]])
@@ -430,14 +432,14 @@ def _form(
             out_start = (o * height + r) * padded
             numbers = (r * row, o * starts.shape[1], out_start, counts[o], row, width)
             gather(arrays, numbers, static)
-    return _sum(room.squares) + _square(biases)
+    return _sum(buffers.squares) + _square(biases)
 
 
 @inlined
 def _push_down(
-    room: Scratch,
+    buffers: Scratch,
     w: Floats,
-    image_room: tuple[Floats, Integers],
+    image_buffers: tuple[Floats, Integers],
     row: int,
     steps: Steps,
     static: Static,
@@ -445,18 +447,18 @@ def _push_down(
     """Writes one image's gradients, a sum of patches of weights, from those by position.
 
     Args:
-        room: buffers by `scratch`; its grid has the gradients by position.
+        buffers: buffers by `scratch`; its grid has the gradients by position.
         w: weights [o, height, padded row].
-        image_room: the image, to be written, and a buffer for numbers of outputs.
+        image_buffers: the image, to be written, and a buffer for numbers of outputs.
         row: numbers in a row of the image.
         steps: distances between positions.
         static: sizes of `scatter`.
     """
-    image, listed = image_room
-    rows, columns, outputs = room.grid.shape
+    image, listed = image_buffers
+    rows, columns, outputs = buffers.grid.shape
     height, padded = w.shape[1:]
-    arrays = (image, room.grid, w, listed)
-    bits = room.bits.reshape(-1)
+    arrays = (image, buffers.grid, w, listed)
+    bits = buffers.bits.reshape(-1)
     image[:] = 0
     for j in range(columns):
         # Down a column, patches meet in the same vectors: what one has written, the next reads
@@ -572,9 +574,9 @@ class Stage(NamedTuple):
     w: Floats  # [n, o, height, padded row], zeros behind a row of `width`
     sums: Floats  # of clipped gradients, as w
     biases: Floats  # sums of clipped gradients [n, o], or [n, 0]
-    room: Scratch
+    buffers: Scratch
     gradients: tuple[Floats, Floats]  # by sample: of w, of biases
-    image_room: tuple[Floats, Integers]
+    image_buffers: tuple[Floats, Integers]
     width: int
     edge: tuple[int, int]  # rows and numbers of zeros before an image
     below: tuple[int, int]  # rows, and numbers of a row, of the output below; 0, 0 if there is none
@@ -607,17 +609,17 @@ def stage_of(
         w=w,
         sums=np.zeros_like(w),
         biases=np.zeros((len(w), biases), w.dtype),
-        room=scratch(images, marks, w.dtype, steps),
+        buffers=scratch(images, marks, w.dtype, steps),
         gradients=(np.empty(samples, w.dtype), np.empty((_SAMPLES, biases), w.dtype)),
-        image_room=image_room(images, w),
+        image_buffers=image_buffers(images, w),
         steps=steps,
         **settings,
     )
 
 
-def window_room(stages: Sequence[Stage]) -> Floats:
+def window_buffers(stages: Sequence[Stage]) -> Floats:
     """Allocates gradients of any stage's windows, for a few samples."""
-    windows = max(len(stage.room.g) for stage in stages)
+    windows = max(len(stage.buffers.g) for stage in stages)
     return np.empty((_SAMPLES, windows), stages[0].w.dtype)
 
 
@@ -628,7 +630,7 @@ def descend(
     squares: Floats,
     weights: Floats,
     clip_norm: float,
-    room: Floats,
+    buffers: Floats,
 ) -> None:
     """Adds clipped, weighted sums to those of all stages.
 
@@ -641,7 +643,7 @@ def descend(
         squares: squared norms of all other parameters' gradients [n, B]; replaced by factors.
         weights: [n, B].
         clip_norm: C.
-        room: buffer by `window_room`.
+        buffers: buffer by `window_buffers`.
     """
     n, batch = squares.shape
     factors = np.zeros(_SAMPLES, squares.dtype)
@@ -655,22 +657,22 @@ def descend(
                 weighted[count] = s
                 count += 1
         for first in range(0, count, _SAMPLES):
-            many = min(_SAMPLES, count - first)
-            for i in range(many):
-                _copy(g[m, weighted[first + i]], room[i])
+            few = min(_SAMPLES, count - first)
+            for i in range(few):
+                _copy(g[m, weighted[first + i]], buffers[i])
             for stage in literal_unroll(stages):
-                for i in range(many):
+                for i in range(few):
                     s = weighted[first + i]
-                    squares[m, s] += _form_at(stage, (m, s, i), room[i])
+                    squares[m, s] += _form_at(stage, (m, s, i), buffers[i])
                     if stage.below[0] > 0:
-                        _push_below(stage, m, room[i])
-            for i in range(many):
+                        _push_below(stage, m, buffers[i])
+            for i in range(few):
                 s = weighted[first + i]
                 norm = math.sqrt(squares[m, s])
                 squares[m, s] = weights[m, s] * (clip_norm / norm if norm > clip_norm else 1.0)
                 factors[i] = squares[m, s]
             for stage in literal_unroll(stages):
-                _add_at(stage, m, many, factors)
+                _add_at(stage, m, few, factors)
 
 
 @inlined
@@ -679,18 +681,22 @@ def _form_at(
     sample: tuple[int, int, int],
     g: Floats,
 ) -> Any:
-    """Forms gradients from those of windows, g; returns their squared norm.
+    """Forms one sample's gradients of weights and biases; returns their squared norm.
 
-    `sample` is the model, the number in the batch, and the number among the few.
+    Args:
+        stage: the convolution, with its buffers.
+        sample: numbers of the model, of the sample in the batch, and of it among the few samples
+            that are in the buffers together.
+        g: gradients by window [h · w · o].
     """
     m, s, i = sample
     formed, biases = stage.gradients
-    _copy(stage.marks[m, s].reshape(-1), stage.room.marks)
+    _copy(stage.marks[m, s].reshape(-1), stage.buffers.marks)
     if stage.below[0] > 0 or _overlap(stage.steps):
-        _spread_windows(g, stage.room, stage.marks.shape[2:], stage.steps, stage.static[1])
+        _spread_windows(g, stage.buffers, stage.marks.shape[2:], stage.steps, stage.static[1])
     sharing = len(stage.marks) // len(stage.images)
-    buffers = (stage.images[m // sharing, s], formed[i], biases[i])
-    return _form(g, stage.room, buffers, stage.width, stage.steps, stage.static[0])
+    sample_arrays = (stage.images[m // sharing, s], formed[i], biases[i])
+    return _form(g, stage.buffers, sample_arrays, stage.width, stage.steps, stage.static[0])
 
 
 @inlined
@@ -698,14 +704,14 @@ def _push_below(stage: Stage, m: int, g: Floats) -> None:
     """Writes gradients of the output below into g.
 
     Args:
-        stage: its `room` has the gradients by position.
+        stage: its `buffers` has the gradients by position.
         m: number of the model.
         g: to be written, without the zeros around the image.
     """
     row = stage.images.shape[3]
     rows, numbers = stage.below
-    _push_down(stage.room, stage.w[m], stage.image_room, row, stage.steps, stage.static[0])
-    image = stage.image_room[0]
+    _push_down(stage.buffers, stage.w[m], stage.image_buffers, row, stage.steps, stage.static[0])
+    image = stage.image_buffers[0]
     for r in range(rows):
         first = (stage.edge[0] + r) * row + stage.edge[1]
         _copy(image[first : first + numbers], g[r * numbers : (r + 1) * numbers])
@@ -715,14 +721,21 @@ def _push_below(stage: Stage, m: int, g: Floats) -> None:
 def _add_at(
     stage: Stage,
     m: int,
-    many: int,
+    few: int,
     factors: Floats,
 ) -> None:
-    """Adds gradients of a few samples, times factors, to the sums of model m."""
+    """Adds gradients of a few samples, times factors, to the sums of model m.
+
+    Args:
+        stage: the convolution, whose buffers have the gradients.
+        m: number of the model.
+        few: number of samples.
+        factors: of each sample, [_SAMPLES].
+    """
     formed, biases = stage.gradients
     sums = stage.sums[m].reshape(-1)
     flat = formed.reshape(len(formed), -1)
-    for i in range(many):
+    for i in range(few):
         for k in range(len(sums)):
             sums[k] += factors[i] * flat[i, k]
         for k in range(biases.shape[1]):

@@ -79,4 +79,5 @@ def start_in_background(
 
 @functools.cache
 def _pool(threads: int) -> ThreadPoolExecutor:
+    """Returns threads that stay for the next step, in each of which torch has one thread."""
     return ThreadPoolExecutor(threads, "models", torch.set_num_threads, (1,))

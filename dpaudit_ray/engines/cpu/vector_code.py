@@ -174,6 +174,7 @@ class _Emitter:
         self.builder.store(total, slot)
 
     def _cast(self, pointer: Any, kind: Any) -> Any:
+        """Returns a pointer to values of this type at the same address."""
         return self.builder.bitcast(pointer, kind.as_pointer())
 
 
@@ -216,7 +217,7 @@ def convolve(emit: _Emitter) -> None:
     positions' rows and columns in out. `static`: lanes, rows, columns, distance `step` of columns.
     """
     builder = emit.builder
-    x_at, w_at, bias_at, out_at, down, row, height, width, below, beside = emit.numbers
+    x_at, w_at, bias_at, out_at, down, row, height, width, out_down, out_across = emit.numbers
     rows, columns, step = emit.sizes
     sums = emit.sums(rows, columns)
     bias = emit.load(emit.at(2, bias_at))
@@ -232,7 +233,7 @@ def convolve(emit: _Emitter) -> None:
                 value = builder.load(emit.at(lines[r], j.index, c * step))
                 emit.add(slot, weight, emit.splat(value))
     for (r, c), slot in sums.items():
-        target = emit.at(3, out_at, (below, r), (beside, c))
+        target = emit.at(3, out_at, (out_down, r), (out_across, c))
         emit.store(builder.load(slot), target)
 
 
@@ -247,10 +248,10 @@ def pool(emit: _Emitter) -> None:
     distances of two rows and columns in x. `static`: lanes, rows and columns of a window.
     """
     builder = emit.builder
-    x_at, out_at, below, beside = emit.numbers
+    x_at, out_at, down, across = emit.numbers
     entries = []
     for i, j in np.ndindex(*emit.sizes):
-        entry = emit.at(0, x_at, (below, i), (beside, j))
+        entry = emit.at(0, x_at, (down, i), (across, j))
         entries.append(emit.load(entry))
     best = entries[0]
     mark = emit.full(emit.byte_vector, 0)
@@ -277,13 +278,13 @@ def unpool(emit: _Emitter) -> None:
     is that of `pool`.
     """
     builder = emit.builder
-    g_at, grid_at, below, beside, channels = emit.numbers
+    g_at, grid_at, down, across, channels = emit.numbers
     g = emit.load(emit.at(0, g_at))
     marks = builder.bitcast(emit.at(1, g_at), emit.byte_vector.as_pointer())
     mark = builder.load(marks, align=1)
     inside = emit.below(0, channels)
     for k, (i, j) in enumerate(np.ndindex(*emit.sizes)):
-        target = emit.at(2, grid_at, (below, i), (beside, j))
+        target = emit.at(2, grid_at, (down, i), (across, j))
         wins = builder.icmp_unsigned("==", mark, emit.full(emit.byte_vector, k))
         gradient = builder.select(builder.and_(wins, inside), g, emit.zero)
         emit.store(builder.fadd(emit.load(target), gradient), target)

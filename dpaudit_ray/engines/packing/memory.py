@@ -57,7 +57,7 @@ class Groups:
         """Returns groups of as many models as fit into the budget, up to `GPU_MOST`."""
         return GPU_MOST.at_most(budget() // max(1, 2 * bytes_per_model))
 
-    def fitted(self, bytes_per_model: int) -> Groups:
+    def that_fit(self, bytes_per_model: int) -> Groups:
         """Returns groups that fit into a CPU's memory, by the bytes that one model's pass keeps."""
         bytes_needed = max(1, 2 * bytes_per_model)  # gradients take as much again
         preferred = self.at_most(max(_KEPT_BYTES, bytes_per_model) // bytes_needed)

@@ -55,6 +55,7 @@ class PackedModel:
         groups: Groups | None = None,
         loss: Loss = losses_of_classes,
     ) -> None:
+        """Converts a copy of the module, if no layer keeps it from being packed."""
         self._source = module
         self._groups = groups
         self.loss = loss
@@ -62,13 +63,13 @@ class PackedModel:
         refuse_layers(module)
         self.initial = flat_parameters(module)
         self.size = len(self.initial)
-        self._threads = 1
-        self._workers = [self]
+        self._threads = 1  # that share the memory
+        self._workers = [self]  # a copy for each thread, by its number
         self.single = False  # whether every example goes through the module alone
-        self._alone: Samplewise | None = None
-        self._viewed: Samplewise | None = None
-        self._settled = False
-        self._threaded = True
+        self._alone: Samplewise | None = None  # None if the module is packed
+        self._viewed: Samplewise | None = None  # for examples with several views
+        self._settled = False  # whether the way of packing is chosen
+        self._threaded = True  # whether models are divided among threads
         self._passes = Passes()
         self._passes.by_loops = self.initial.device.type == "cpu"  # they need numba, a GPU does not
         self._loops: Loops | None = None  # of the whole network
@@ -128,7 +129,13 @@ class PackedModel:
             self.together(x, y)  # on a first batch that is the same in every attempt
 
     def _copy(self, groups: Groups | None, loops: bool, mapped: bool) -> "PackedModel":
-        """Packs the module once more, unchecked; in compiled loops or without."""
+        """Packs the module once more, unchecked.
+
+        Args:
+            groups: how many models are computed at once; those of this one if None.
+            loops: whether compiled loops compute layers that have some.
+            mapped: whether `vmap` gives the module one example at a time.
+        """
         packed = PackedModel(self._source, groups or self._groups, self.loss)
         packed._settled = True
         packed._passes.by_loops = loops
@@ -250,7 +257,7 @@ class PackedModel:
         if loops is not None and not loops.fits(theta, step.x):
             loops = None
         if self._groups is None:
-            self._groups = self._fitted(loops, theta, step)
+            self._groups = self._fitting_groups(loops, theta, step)
 
         def compute(models: slice, at_once: int) -> None:
             way = loops or self._passes
@@ -266,7 +273,7 @@ class PackedModel:
         """Calls `compute` for groups of models; for half as many once memory does not suffice."""
         start = 0
         while start < len(theta):
-            groups = self._groups or self._fast()
+            groups = self._groups or self._fastest_groups()
             models = slice(start, start + groups.outer)
             try:
                 compute(models, groups.inner)
@@ -282,10 +289,10 @@ class PackedModel:
         """Returns the number of models that the module's code gets at once, on such a batch."""
         if self._groups is None:
             step = Step(x, y, clip_norm=1.0, loss=self.loss)
-            self._groups = self._fitted(None, self.initial[None], step)
+            self._groups = self._fitting_groups(None, self.initial[None], step)
         return self._groups.inner
 
-    def _fitted(self, loops: "Loops | None", theta: Tensor, step: Step) -> Groups:
+    def _fitting_groups(self, loops: "Loops | None", theta: Tensor, step: Step) -> Groups:
         """Returns groups whose pass fits into memory, by the bytes that one model takes.
 
         Args:
@@ -297,7 +304,7 @@ class PackedModel:
             MemoryError: the batch does not fit for one model alone.
         """
         if loops is not None:
-            return self._fast().fitted(loops.bytes_of_one(step.x) * self._threads)
+            return self._fastest_groups().that_fit(loops.bytes_of_one(step.x) * self._threads)
         try:
             pass_bytes = self._passes.bytes_of_one(theta[:1], step)
         except RuntimeError as error:
@@ -306,9 +313,9 @@ class PackedModel:
             raise one_model_too_large() from error
         if theta.device.type != "cpu":
             return Groups.for_gpu(pass_bytes)
-        return self._fast().fitted(pass_bytes * self._threads)
+        return self._fastest_groups().that_fit(pass_bytes * self._threads)
 
-    def _fast(self) -> Groups:
+    def _fastest_groups(self) -> Groups:
         """Returns groups of the size that is fastest on a CPU, whatever the memory."""
         return Groups.for_cpu(self._source, self._convolutions_in_loops)
 

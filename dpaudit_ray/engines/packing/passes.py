@@ -73,6 +73,7 @@ class Passes:
     mapped = False  # whether `vmap` gives the module one example of one model at a time
 
     def __init__(self) -> None:
+        """Begins without a module, which is set once its layers are made."""
         self.bare: list[Bare] = []  # parameters without a rule
         self._leaves: list[Tensor] = []  # values of these for every example, [n*B, ...]
         self.records: list[Record] = []  # in the order of the backward pass
@@ -97,7 +98,7 @@ class Passes:
         with torch.no_grad(), self._pass(theta, x):
             for models in slices(len(theta), at_once):
                 self._enter(models)
-                group_outputs = self._called(x)
+                group_outputs = self._forward(x)
                 outputs.append(group_outputs.view(len(self.theta), len(x), -1))
         return outputs
 
@@ -163,7 +164,7 @@ class Passes:
         """
         self._enter(models)
         with torch.enable_grad():
-            outputs = self._called(step.x)
+            outputs = self._forward(step.x)
             labels = step.y.repeat(len(self.theta))
             if outputs.dim() != 2 or len(outputs) != len(labels):
                 shape = tuple(outputs.shape)
@@ -171,7 +172,7 @@ class Passes:
             torch.autograd.backward(step.loss(outputs, labels).sum())
         return list(self.records)
 
-    def _called(self, x: Tensor) -> Tensor:
+    def _forward(self, x: Tensor) -> Tensor:
         """Returns outputs [n*B, c] of the models of the group, in turn, on examples x [B, ...]."""
         if not self.mapped:
             outputs: Tensor = self.module(x)
@@ -289,6 +290,7 @@ class Layer(nn.Module):
     """A layer with parameters, applied by its rule."""
 
     def __init__(self, rule: Rule, passes: Passes) -> None:
+        """Makes the layer of a rule, applied in these passes only."""
         super().__init__()
         self.rule = rule
         self.passes = passes

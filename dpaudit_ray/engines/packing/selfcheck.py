@@ -229,7 +229,13 @@ def _difference(
     make: Callable[[], Any],
     expected: _Expected,
 ) -> str | None:
-    """Returns why a way is wrong, compared with autograd; None if it is right."""
+    """Returns why a way is wrong, compared with autograd; None if it is right.
+
+    Args:
+        candidate: the module, and a first batch.
+        make: packs the module.
+        expected: sums and outputs by autograd.
+    """
     theta = expected.theta
     x = expected.x.clone()
     clip_norm = expected.clip_norm
@@ -265,7 +271,14 @@ def _difference_among_many(
     expected: _Expected,
     mapped: bool,
 ) -> str | None:
-    """Returns why many rows cannot go through together; None if they can."""
+    """Returns why many rows cannot go through together; None if they can.
+
+    Args:
+        candidate: the module, and a first batch.
+        packed: packs the module.
+        expected: sums on a few examples, whose dtype and clip norm are used.
+        mapped: whether `vmap` gives the module one example at a time.
+    """
     dtype = expected.theta.dtype
 
     def make(groups: Groups | None) -> Any:
@@ -297,6 +310,12 @@ def _error_among_many(
     """Returns the largest relative error of sums that are computed together, not separately.
 
     Groups get copies of one example: if a layer has capacity for some rows only, these exceed it.
+
+    Args:
+        candidate: the module, and a first batch.
+        make: packs the module, for groups of some size.
+        count: number of models of a group.
+        clip_norm: C.
     """
     most = _MOST // len(candidate.initial)
     theta = candidate.models(max(1, min(count, most)))

@@ -76,22 +76,22 @@ def vet(
 
     def part(rows: slice | Tensor, batch: Tensor, expected: Tensor) -> Tensor:
         """Calls the module on some rows of a batch only; returns its outputs."""
-        outputs = _called(module, batch[rows])
+        outputs = _outputs_of(module, batch[rows])
         check(outputs, expected[rows])
         return outputs
 
     before = _state(module)
     generators = _generator_states()
     with Reads(x) as reads:
-        _called(module, x)
+        _outputs_of(module, x)
     if generators != _generator_states():
         raise _refusal(_DRAWS)
     state = _check_state(module, before)  # with attributes that the first call has made
-    expected = _called(module, x)  # again: a mode such as `Reads` keeps torch from fused layers
-    if relative_error(_called(module, x), expected) > 0:
+    expected = _outputs_of(module, x)  # again: a mode such as `Reads` keeps torch from fused layers
+    if relative_error(_outputs_of(module, x), expected) > 0:
         raise _refusal(_UNSTEADY)
     _check_state(module, state)
-    if reads.happened:
+    if reads.has_read:
         return True
     if x.device.type == "cpu":
         for example in _other_examples(x, thorough):
@@ -103,9 +103,9 @@ def vet(
         part(slice(j, j + 1), x, expected)
     if len(many) > len(x):
         # If a layer has capacity for some rows only, copies of one example exceed it.
-        copied = _called(module, many[:1].expand_as(many))
-        check(copied, _called(module, many[:1]).expand_as(copied))
-        expected = _called(module, many)
+        copied = _outputs_of(module, many[:1].expand_as(many))
+        check(copied, _outputs_of(module, many[:1]).expand_as(copied))
+        expected = _outputs_of(module, many)
         for first, second in halves(many, len(x)):
             part(second, many, expected)
             many, expected = many[first], part(first, many, expected)
@@ -174,7 +174,7 @@ def _tried(module: nn.Module, x: Tensor) -> Tensor | None:
     is_known = all(home.startswith(_KNOWN_CODE) for home in homes)
     if is_known or "fork" not in multiprocessing.get_all_start_methods():
         try:
-            return _called(module, x)
+            return _outputs_of(module, x)
         except Exception:  # noqa: BLE001 (such values may not be tokens)
             return None
     context = multiprocessing.get_context("fork")
@@ -202,10 +202,10 @@ def _send_outputs(sender: Connection, module: nn.Module, x: Tensor) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)  # standard error
     with suppress(Exception):  # then it sends nothing, which says so
-        sender.send(_called(module, x).numpy())
+        sender.send(_outputs_of(module, x).numpy())
 
 
-def _called(module: nn.Module, x: Tensor) -> Tensor:
+def _outputs_of(module: nn.Module, x: Tensor) -> Tensor:
     """Returns outputs of a copy of `x`. Raises SpecError unless they are one row an example."""
     with torch.no_grad():
         outputs = module(x.clone())
@@ -231,9 +231,10 @@ _READING = {torch.equal, torch.allclose, torch.is_nonzero} | {
 class Reads(TorchFunctionMode):
     """Detects whether Python reads a number that depends on given tensors: `if`, `.item()`."""
 
-    happened = False
+    has_read = False  # whether it does so far
 
     def __init__(self, *tensors: Tensor) -> None:
+        """Watches numbers that depend on these tensors, while the mode is on."""
         super().__init__()
         # By id; holding them keeps ids from being reused.
         self._dependent = {id(tensor): tensor for tensor in tensors}
@@ -242,11 +243,14 @@ class Reads(TorchFunctionMode):
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        """Calls a function of torch; if an argument depends on the tensors, so do its results."""
-        named = dict(kwargs or {})
-        result = func(*args, **named)
-        if any(id(leaf) in self._dependent for leaf in tree_leaves((args, named))):
-            self.happened |= func in _READING
+        """Calls a function of torch; if an argument depends on the tensors, so do its results.
+
+        Torch calls it in place of each of its functions, with the arguments of the call.
+        """
+        options = dict(kwargs or {})
+        result = func(*args, **options)
+        if any(id(leaf) in self._dependent for leaf in tree_leaves((args, options))):
+            self.has_read |= func in _READING
             tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
             self._dependent.update((id(tensor), tensor) for tensor in tensors)
         return result

@@ -28,6 +28,7 @@ class Conv2dRule(Rule):
         layer: nn.Module,
         slots: Mapping[str, Slot],
     ) -> None:
+        """Takes the settings of an `nn.Conv2d`, and the slots of its parameters."""
         assert isinstance(layer, nn.Conv2d)
         super().__init__(layer, slots)
         self._groups = layer.groups

@@ -90,7 +90,7 @@ class UsersLoss:
         targets = y.to(outputs.dtype) if y.is_floating_point() else y
         with Reads(outputs, targets) as reads:
             values = self.function(outputs, targets)
-        if not reads.happened or len(targets) == 1:
+        if not reads.has_read or len(targets) == 1:
             return values
         separate = []
         for j in range(len(targets)):
