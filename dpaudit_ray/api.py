@@ -243,7 +243,13 @@ class _Job:
     def _dispatcher(
         self, name: ExecutorName, packs: int, address: str | None
     ) -> Iterator[Dispatcher]:
-        """Joins or starts a cluster if there is work for one, and yields a dispatcher on it."""
+        """Joins or starts a cluster if there is work for one, and yields a dispatcher on it.
+
+        Args:
+            name: of the executor.
+            packs: how many are to be run.
+            address: of the cluster's head; RAY_ADDRESS if None, else a local cluster.
+        """
         work = Work(self.sweep, self.plan, self.directory, packs, self.tell)
         if name != "ray":
             module = importlib.import_module(f"{__package__}.orchestration.{name}_executor")

@@ -148,7 +148,13 @@ def subclass(
     path: str,
     key: str,
 ) -> type[C]:
-    """Imports a class of the kind `base`. Raises SpecError under `key` for anything else."""
+    """Imports a class of the kind `base`. Raises SpecError under `key` for anything else.
+
+    Args:
+        base: a class of this package.
+        path: `package.module:Class`.
+        key: of the option that has the path.
+    """
     cls = imported(path, key)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         problem = f"{path!r} is not a subclass of {base.__module__}:{base.__name__}"

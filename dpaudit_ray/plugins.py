@@ -280,7 +280,13 @@ def _problems(
     path: tuple[str, ...],
     model: type[BaseModel] | None,
 ) -> list[SpecError]:
-    """Translates one error of pydantic's about an option of `model` at `path`."""
+    """Translates one error of pydantic's about an option of `model` at `path`.
+
+    Args:
+        item: an error, as pydantic lists it.
+        path: keys that lead to the option.
+        model: class of the option's fields, for unknown and missing ones; None if it is not known.
+    """
     kind = item["type"]
     key = ".".join(filter(None, path))
     context = item.get("ctx", {})
@@ -324,7 +330,13 @@ def _find(
     name: str,
     key: str,
 ) -> type[P]:
-    """Returns the class that `name` names. Raises SpecError under `key` for an unknown name."""
+    """Returns the class that `name` names. Raises SpecError under `key` for an unknown name.
+
+    Args:
+        base: kind of the class.
+        name: of a plug-in, or `package.module:Class`.
+        key: of the option that has the name.
+    """
     if ":" in name:
         return imports.subclass(base, name, key)
     # Most are in a module of their name, so that no other needs to be imported.

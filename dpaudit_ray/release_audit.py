@@ -185,7 +185,13 @@ def _affordable(
     mechanism: Mapping[str, Any],
     seconds: float,
 ) -> int:
-    """Returns the trials that a budget allows, to one digit, by timing calls of `release`."""
+    """Returns the trials that a budget allows, to one digit, by timing calls of `release`.
+
+    Args:
+        release: the user's function.
+        mechanism: options of the mechanism, for its pairs of inputs.
+        seconds: the budget.
+    """
     source = validated(Release, mechanism, "mechanism").pairs
     _, (data, _) = named_pairs(source)[0]
     rng = np.random.default_rng(0)

@@ -51,7 +51,13 @@ def _losses_of(training: Training) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _losses(noise_multiplier: float, batches: int, epochs: int) -> Any:
-    """Returns the library's privacy loss distribution of complete epochs."""
+    """Returns the library's privacy loss distribution of complete epochs.
+
+    Args:
+        noise_multiplier: σ of each step.
+        batches: number of steps of an epoch, in one of which each record takes part.
+        epochs: number of epochs.
+    """
     from PLD_accounting import AllocationSchemeConfig, PrivacyParams, gaussian_allocation_pld
 
     config = AllocationSchemeConfig(loss_discretization=GRID, tail_truncation=TAIL)

@@ -170,7 +170,14 @@ def check_number(
     least: float = 0.0,
     open_end: bool = True,
 ) -> None:
-    """Raises ValueError unless a value is a finite number above `least`, or at it if not open."""
+    """Raises ValueError unless a value is a finite number above `least`, or at it if not open.
+
+    Args:
+        name: of the value, for the message.
+        value: of a user's input, of any type.
+        least: the bound.
+        open_end: whether `least` itself is refused.
+    """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if is_number and math.isfinite(value):
         at_end = value == least and not open_end

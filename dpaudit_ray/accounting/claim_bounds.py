@@ -277,7 +277,14 @@ def _answer(
     bounded: str,
     at: float,
 ) -> UpperBound:
-    """Returns the accountant's `bounded` (epsilon or delta), or its fallback's if it has none."""
+    """Returns the accountant's `bounded` (epsilon or delta), or its fallback's if it has none.
+
+    Args:
+        training: the claim.
+        accountant: queried first.
+        bounded: "epsilon" or "delta".
+        at: the other one of the two.
+    """
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)
         return UpperBound(value, accountant.name)

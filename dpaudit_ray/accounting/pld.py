@@ -133,7 +133,13 @@ def _composed(
     width: float,
     pessimistic: bool,
 ) -> "list[LossSum]":
-    """Returns the loss of all events, with the record against without it, and the reverse."""
+    """Returns the loss of all events, with the record against without it, and the reverse.
+
+    Args:
+        events: kinds of steps, with their numbers.
+        width: of the grid of losses.
+        pessimistic: rounds losses so that ε is bounded from above, else from below.
+    """
     steps = (step_losses(part.after(1), width, pessimistic) for part in events)
     counts = [part.steps for part in events]
     sums = []

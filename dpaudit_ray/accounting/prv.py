@@ -84,7 +84,13 @@ def _epsilons(
     delta: float,
     counts: list[list[int]],
 ) -> list[float]:
-    """Computes ε at δ for each item of `counts`, the numbers of steps of all events."""
+    """Computes ε at δ for each item of `counts`, the numbers of steps of all events.
+
+    Args:
+        accountant: the library's, for the kinds of steps.
+        delta: δ.
+        counts: numbers of steps of each kind, for every ε that is computed.
+    """
     intervals = []
     with _library_failures():
         for steps in counts:

@@ -271,6 +271,13 @@ def _surest_runs(
     """Draws runs until CLOSER_RUNS of them have log odds of at least `least`; returns only these.
 
     Stops early where they are rarer than `stages` had found: their share falls by CLOSER a stage.
+
+    Args:
+        draw: runs the mechanism.
+        encoder: turns outputs into columns.
+        stages: predictors so far.
+        least: log odds from which on a run is sure.
+        rng: randomness of runs and of their order.
     """
     kept_x = []
     kept_y = []

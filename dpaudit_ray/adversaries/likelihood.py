@@ -165,7 +165,13 @@ class Projected(Sums):
         return cls(zeros, whitening, public, reading, indices, weights)
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Adds the evidence in one step: with independent noise, if the canary may join it."""
+        """Adds the evidence in one step: with independent noise, if the canary may join it.
+
+        Args:
+            step: its number, from 1.
+            before: θ_{t-1}, float [n, p].
+            update: the noisy mean gradient, float [n, p].
+        """
         public = self.public
         has_canary = (step - public.offset) % self.reading.period == 0
         if self.whitening is None and not has_canary:

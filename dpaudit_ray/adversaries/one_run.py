@@ -127,7 +127,13 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
         return GradientCanary(directions.coalesce() if directions.is_sparse else directions)
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Products:
-        """Returns an observer of every step's product with each canary, but not its opposite."""
+        """Returns an observer of every step's product with each canary, but not its opposite.
+
+        Args:
+            canary: directions, as crafted.
+            public: all that the adversary knows before training.
+            models: number of training runs in the pack.
+        """
         import torch
 
         directions = canary.direction

@@ -60,7 +60,13 @@ class Along(Sums):
     period: int  # steps from one insertion to the next
 
     def see_update(self, step: int, before: "Tensor", update: "Tensor") -> None:
-        """Adds the evidence in one step, if it may have the canary."""
+        """Adds the evidence in one step, if it may have the canary.
+
+        Args:
+            step: its number, from 1.
+            before: θ_{t-1}, float [n, p].
+            update: the noisy mean gradient, float [n, p].
+        """
         import torch
 
         public = self.public

@@ -156,7 +156,13 @@ def _table(
     labels: list[str],
     indices: list[int],
 ) -> Table:
-    """Draws a line for each of these audits: trials, bound so far, δ, assumption and claim."""
+    """Draws a line for each of these audits: trials, bound so far, δ, assumption and claim.
+
+    Args:
+        progress: snapshot of the sweep.
+        labels: names of all audits, shortened.
+        indices: of the audits that are drawn.
+    """
     table = Table(box=None, pad_edge=False, header_style="underline")
     table.add_column("audit", min_width=12)
     for head in ("trials", "ε ≥ so far", "δ", "assumes", "claim"):

@@ -74,7 +74,13 @@ def _show_runs(
     as_json: bool,
     sort: SortKey | None,
 ) -> None:
-    """Prints a line for each run, and names those that cannot be read."""
+    """Prints a line for each run, and names those that cannot be read.
+
+    Args:
+        locations: run directories.
+        as_json: prints JSON in place of a table.
+        sort: column to sort by; None to keep the order.
+    """
     lines = []
     for location in locations:
         try:
@@ -225,7 +231,13 @@ def status_entries(
 
 
 def _show_status(run: Run, summary: Answer | None, details: bool) -> None:
-    """Prints tables of bounds, failures, the verdict, and whether a driver works on the run."""
+    """Prints tables of bounds, failures, the verdict, and whether a driver works on the run.
+
+    Args:
+        run: the run.
+        summary: its verdict; None before there is any.
+        details: whether to print all columns.
+    """
     from ..orchestration.workers import recorded_machines
     from ..plan import outcomes
     from ..storage import lease

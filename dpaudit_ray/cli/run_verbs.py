@@ -106,7 +106,15 @@ def _show_end(
     missed: list[str],
     details: bool,
 ) -> None:
-    """Prints bounds, failures and the verdict at the end of a run."""
+    """Prints bounds, failures and the verdict at the end of a run.
+
+    Args:
+        opened: the run, as it is now stored.
+        summary: its verdict; None before there is any.
+        result: of this attempt.
+        missed: lines on trials that failed one by one.
+        details: whether to print all columns.
+    """
     from .read_verbs import failure_lines
 
     if details:

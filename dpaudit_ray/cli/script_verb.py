@@ -140,7 +140,13 @@ def audit(  # noqa: PLR0913 (options of a command line)
 
 
 def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdict:
-    """Runs an audit on this machine, or on a Ray cluster if an address is configured."""
+    """Runs an audit on this machine, or on a Ray cluster if an address is configured.
+
+    Args:
+        target: the script.
+        options: limits and choices of the audit.
+        address: of a cluster's head; RAY_ADDRESS if None.
+    """
     from ..scripts.script_audit import Audit
     from ..scripts.script_runs import LocalRunner, RayRunner
 

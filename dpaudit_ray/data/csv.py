@@ -263,7 +263,13 @@ class Csv(Data):
         return separator
 
     def _check_columns(self, file: Path, table: Any, nameless: bool) -> None:
-        """Raises DataError unless there are rows of named columns, a label and features."""
+        """Raises DataError unless there are rows of named columns, a label and features.
+
+        Args:
+            file: for messages.
+            table: its content, a data frame.
+            nameless: whether columns may lack a name.
+        """
         import pandas as pd
 
         names = [*table.columns]
@@ -290,7 +296,13 @@ class Csv(Data):
         names: list[str],
         label: str,
     ) -> None:
-        """Raises DataError if an option names no column, or one that has another use."""
+        """Raises DataError if an option names no column, or one that has another use.
+
+        Args:
+            file: for messages.
+            names: of its columns.
+            label: name of the column of labels.
+        """
         columns_of = {"label": [label]}
         for option in ("categories", "dates", "drop", "fill", "ranges"):
             columns_of[option] = getattr(self, option)

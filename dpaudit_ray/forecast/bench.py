@@ -224,7 +224,13 @@ def _median_seconds(
     device: torch.device,
     repeats: int,
 ) -> float:
-    """Returns the median of `repeats` calls, after two to warm up."""
+    """Returns the median of `repeats` calls, after two to warm up.
+
+    Args:
+        call: what is timed.
+        device: whose queue is waited for.
+        repeats: number of timed calls.
+    """
     import torch
 
     times = []

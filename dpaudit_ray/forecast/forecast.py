@@ -170,7 +170,13 @@ def _with_bounds(
     audit: PlannedAudit,
     cell: Cell,
 ) -> AuditOutlook:
-    """Returns the forecast of an audit with the bounds that its trials can show."""
+    """Returns the forecast of an audit with the bounds that its trials can show.
+
+    Args:
+        outlook: the forecast so far.
+        audit: as planned.
+        cell: the audit as the sweep has it.
+    """
     alpha = 1 - cell.audit.confidence
     shares = growth.shares(len(audit.foreseen))
     levels = [(cell.audit.delta, 1 - share * alpha) for share in shares]
@@ -237,7 +243,14 @@ def _with_simulated_bounds(
     spec: EstimatorSpec,
     level: tuple[float, float],
 ) -> AuditOutlook:
-    """Simulates the audit's estimator on canaries that do not interfere with each other."""
+    """Simulates the audit's estimator on canaries that do not interfere with each other.
+
+    Args:
+        outlook: the forecast so far.
+        cell: the audit as the sweep has it.
+        spec: its first estimator whose bound holds.
+        level: δ and confidence of the bound.
+    """
     trials = outlook.trials
     canaries = cell.canaries or trials
     if spec.through_claim:  # simulated scores are Gaussian, as those of independent trials
@@ -315,6 +328,13 @@ def _rehearsed(
 ) -> tuple[tuple[tuple[PreparationState, float], ...], str | None]:
     """Makes the next awaited part of every preparation, and times it.
 
+    Args:
+        trainer: computes parts in this process.
+        run: has the parts that are done.
+        plan: of the sweep.
+        awaited: parts that are to be done.
+        made: takes the arrays that are computed, by preparation and number of the part.
+
     Returns:
         Each preparation with the seconds of its remaining parts, NaN for one that failed, and the
         message of that part.
@@ -343,7 +363,14 @@ def _prepared(
     made: dict[tuple[str, int], Arrays],
     audit: int,
 ) -> tuple[Arrays, ...]:
-    """Returns all parts that an audit waits for. Raises UnpreparedError if one does not exist."""
+    """Returns all parts that an audit waits for. Raises UnpreparedError if one does not exist.
+
+    Args:
+        run: has the parts that are done.
+        plan: of the sweep.
+        made: arrays that were computed here, by preparation and number of the part.
+        audit: index of the audit.
+    """
     arrays = []
     for part in preparing.all_parts(plan, [audit]):
         key = part.preparation, part.first

@@ -186,7 +186,13 @@ def _run_child(
     output: int,
     result: Path,
 ) -> None:
-    """Calls the target with its argument; never returns."""
+    """Calls the target with its argument; never returns.
+
+    Args:
+        request: path of the target, and its argument.
+        output: file descriptor that takes what is printed.
+        result: file to write the result to, as JSON.
+    """
     os.setsid()
     for number in _SIGNALS_OF_ASKER:
         signal.signal(number, signal.SIG_DFL)

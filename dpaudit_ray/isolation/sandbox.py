@@ -218,7 +218,13 @@ def _watch(
     printed: "_Printed",
     limits: Limits,
 ) -> tuple[int, Stop | None]:
-    """Waits for the end of a call; returns its exit status and the limit it was ended for."""
+    """Waits for the end of a call; returns its exit status and the limit it was ended for.
+
+    Args:
+        connection: to the server, which sends the process id of the child, then its exit status.
+        printed: reads what the child prints.
+        limits: of time and memory.
+    """
     child = connection.recv()
     began = time.monotonic()
     stop = None

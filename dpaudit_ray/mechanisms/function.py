@@ -235,7 +235,13 @@ class TrialByTrial:
         seed: int,
         horizons: Horizons,
     ) -> Scores | Measured:
-        """Runs the trials one by one, each with its own seed; a failed one is NaN and `missed`."""
+        """Runs the trials one by one, each with its own seed; a failed one is NaN and `missed`.
+
+        Args:
+            members: bool [n], True if the canary is in.
+            seed: 128 bits, from which those of trials are derived.
+            horizons: the last step only.
+        """
         scores = np.full((len(members), 1), np.nan)
         missed = {}
         trial_seeds = np.random.SeedSequence(seed).spawn(len(members))

@@ -466,7 +466,14 @@ class Target:
         steps: int,
         seed: int,
     ) -> Target:
-        """Trains `steps` steps. Raises SpecError if they diverge, or repeat a record in a batch."""
+        """Trains `steps` steps. Raises SpecError if they diverge, or repeat a record in a batch.
+
+        Args:
+            training: the public part of the training.
+            shape: of its network.
+            steps: number of steps that are stored.
+            seed: of its noise.
+        """
         recipe = training.recipe
         models = []
         path = training.run(training.initial.new_zeros(1), seed, canary=None, period=1)
@@ -520,6 +527,11 @@ class Target:
         noise: Noise,
     ) -> tuple[Release, Floats]:
         """Computes the release of `step`, from 0, as `adversary` sees it.
+
+        Args:
+            step: its number, from 0.
+            adversary: has the attacked layer and neuron.
+            noise: clipping and noise of the step.
 
         Returns:
             The release, and its columns by the attacked weights, float64 [d, N].
@@ -648,7 +660,13 @@ class Trials:
 
     @classmethod
     def from_target(cls, prepared: Arrays, adversary: Label, noise: Noise) -> Trials:
-        """Opens a session against a stored target. Raises SpecError if it determines no label."""
+        """Opens a session against a stored target. Raises SpecError if it determines no label.
+
+        Args:
+            prepared: arrays of the target.
+            adversary: has the attacked layer and neuron.
+            noise: clipping and noise of each step.
+        """
         target = Target(prepared)
         releases = []
         mus = []
@@ -672,6 +690,11 @@ class Trials:
         horizons: Horizons,
     ) -> Measured:
         """Scores trials in which the label of one record is flipped for members only.
+
+        Args:
+            members: bool [n], True if the label is flipped.
+            seed: of the records and of the noise.
+            horizons: the last batch only.
 
         Returns:
             Scores [n, 1]; and, as utility, the share of labels that each trial determines, and the

@@ -30,7 +30,13 @@ class OpenSweep:
     """
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-        """Splits the error of the sweep over its audits; reads no scores yet."""
+        """Splits the error of the sweep over its audits; reads no scores yet.
+
+        Args:
+            sweep: the sweep.
+            plan: its plan.
+            run: its run directory.
+        """
         self.sweep = sweep
         self.plan = plan
         self.run = run

@@ -66,7 +66,13 @@ class RayExecutor:
         name: str,
         avoid: Collection[str] = (),
     ) -> Handle:
-        """Starts an actor; the aggregator on the driver's node, which has the run directory."""
+        """Starts an actor; the aggregator on the driver's node, which has the run directory.
+
+        Args:
+            role: trainer or aggregator.
+            name: of the actor.
+            avoid: ids of nodes that no trainer is started on.
+        """
         from . import actors
 
         options: dict[str, Any] = {"name": name, "namespace": self._namespace}
@@ -343,7 +349,13 @@ def _init(ray: Any, **options: Any) -> None:
 
 
 def _join(ray: Any, address: str, origin: str) -> None:
-    """Joins the cluster at `address`. Raises NoClusterError with a reason and a remedy."""
+    """Joins the cluster at `address`. Raises NoClusterError with a reason and a remedy.
+
+    Args:
+        ray: the module.
+        address: HOST:PORT of the head, or "auto".
+        origin: where the address comes from, for messages; may be "".
+    """
     try:
         if has_port(address):  # else "auto": Ray looks for it
             # Ray would try for minutes, or for ever where the head is a stopped process.

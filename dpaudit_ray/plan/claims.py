@@ -72,7 +72,13 @@ def _range(
     delta: float,
     name: str,
 ) -> tuple[Floats, Floats]:
-    """Returns the smallest and largest possible claims, float64 [steps] each."""
+    """Returns the smallest and largest possible claims, float64 [steps] each.
+
+    Args:
+        claimed: claim at each recorded step.
+        delta: δ.
+        name: of the accountant.
+    """
     last = claimed[-1]
     steps = len(claimed)
     trainings = [claim for claim in claimed if isinstance(claim, Training)]
@@ -146,7 +152,13 @@ def _stated(
     delta: float,
     accountant: str,
 ) -> tuple[float, ...]:
-    """Returns ε of stated claims. Raises SpecError for a δ at which they have no ε."""
+    """Returns ε of stated claims. Raises SpecError for a δ at which they have no ε.
+
+    Args:
+        claimed: claim at each recorded step.
+        delta: δ.
+        accountant: its name, which may only be that of stated claims.
+    """
     if accountant != accounting.STATED:
         raise SpecError(
             "audit.accountants",

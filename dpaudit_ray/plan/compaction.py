@@ -55,7 +55,13 @@ class Compactor:
         group: list[PackRange],
         files: list[Bounds],
     ) -> None:
-        """Writes a group once under a new name, reads that back, and then deletes the others."""
+        """Writes a group once under a new name, reads that back, and then deletes the others.
+
+        Args:
+            trials: finished trials of the audit.
+            group: packs that come into one file.
+            files: bounds of the files that have them now.
+        """
         audit = trials.audit
         joined = finished_trials.trials_of(audit, group)
         if joined not in files:

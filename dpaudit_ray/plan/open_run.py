@@ -121,7 +121,13 @@ def open_run(
     run: RunDirectory,
     report: Report = lambda line: None,
 ) -> Plan:
-    """Starts, resumes or extends a run; returns its plan. Raises what `preview` does."""
+    """Starts, resumes or extends a run; returns its plan. Raises what `preview` does.
+
+    Args:
+        sweep: the sweep.
+        run: its run directory, which may be empty.
+        report: takes a line for the user.
+    """
     plan = preview(sweep, run, report)
     run.require_writable()
     if any(remaining(run, plan, outcomes.decided(run, sweep, plan))):
@@ -134,7 +140,13 @@ def open_run(
 
 
 def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirectoryError:
-    """Makes the error of a directory that has another sweep, with the settings that differ."""
+    """Makes the error of a directory that has another sweep, with the settings that differ.
+
+    Args:
+        new: the sweep that was to be run.
+        recorded: that of the directory.
+        run: the directory.
+    """
     changes = [
         f"{key}: {_in_words(old)} there, {_in_words(value)} here"
         for key, old, value in differences(recorded.identity(), new.identity())
@@ -193,7 +205,14 @@ def _followed(
     run: RunDirectory,
     report: Report,
 ) -> Plan:
-    """Returns `plan` with the code of `previous`. Raises RunDirectoryError if its code differs."""
+    """Returns `plan` with the code of `previous`. Raises RunDirectoryError if its code differs.
+
+    Args:
+        plan: with the code of this process.
+        previous: the plan that is stored.
+        run: the run directory.
+        report: takes a line for the user.
+    """
     code = previous.code[-1]
     remains = any(remaining(run, plan))
     grave, harmless = provenance.changes(code, plan.code[-1])

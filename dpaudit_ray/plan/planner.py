@@ -45,7 +45,15 @@ def _plan_audit(
     old: PlannedAudit | None,
     extends: bool,
 ) -> PlannedAudit:
-    """Plans one audit, without its preparation; `old` is the audit in an earlier plan, if any."""
+    """Plans one audit, without its preparation; `old` is the audit in an earlier plan, if any.
+
+    Args:
+        index: of the audit in the sweep.
+        cell: the audit as the sweep has it.
+        sweep: the sweep.
+        old: the audit in an earlier plan, if any.
+        extends: whether trials are added to those of the earlier plan.
+    """
     size = pack_size(cell, sweep)
     trials = cell.audit.trials if cell.sampled else 0
     packs = old.packs if old else ()

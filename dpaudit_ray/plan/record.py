@@ -169,7 +169,13 @@ def _incomplete(run: RunDirectory, missing: str) -> RunDirectoryError:
 
 
 def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-    """Raises RunDirectoryError unless the plan is this sweep's, with its accountants' claims."""
+    """Raises RunDirectoryError unless the plan is this sweep's, with its accountants' claims.
+
+    Args:
+        sweep: that of the run directory.
+        plan: that was read from it.
+        run: the directory.
+    """
     _check_numbers(sweep, plan, run)
     for cell, audit in zip(sweep.cells, plan.audits, strict=True):
         same = cell.horizons == audit.horizons

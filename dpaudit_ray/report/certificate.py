@@ -160,7 +160,13 @@ def _evidence(
     answer: verdict.Answer,
     checked: check.Checked,
 ) -> Fields:
-    """Returns what was measured, how strong the audit was, and what was recomputed."""
+    """Returns what was measured, how strong the audit was, and what was recomputed.
+
+    Args:
+        run: the run.
+        answer: its verdict.
+        checked: what `dpaudit check` has derived again.
+    """
     quote = answer.quote
     same = [audit for audit in answer.audits if audit.verdict is answer.verdict]
     extended = any(audit.extended for audit in run.plan.audits)

@@ -316,7 +316,13 @@ def for_weak(
 
 
 def _with_more_trials(run: Run, enough: int, is_planned: bool) -> Iterator[str]:
-    """Yields the hint that `enough` trials decide: by growth that is planned, or by a new run."""
+    """Yields the hint that `enough` trials decide: by growth that is planned, or by a new run.
+
+    Args:
+        run: the run.
+        enough: number of trials that would decide.
+        is_planned: whether `up_to` allows them in this run.
+    """
     if is_planned:
         remedy = f"`--set audit.trials={enough}`"
         yield f"growth that `up_to` has planned: {enough:,} {_EFFECT}: {remedy}"

@@ -129,7 +129,13 @@ def _with_row(
     row: Row,
     confidence: float,
 ) -> Quote:
-    """Returns a quote of a row's bound, familywise at `confidence` if it has such a bound."""
+    """Returns a quote of a row's bound, familywise at `confidence` if it has such a bound.
+
+    Args:
+        none: a quote without a bound, for the other fields.
+        row: of the table of bounds.
+        confidence: of bounds that hold simultaneously.
+    """
     familywise = float(row["epsilon_lower_together"])
     holds = not math.isnan(familywise)
     return replace(

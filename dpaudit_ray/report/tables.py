@@ -300,7 +300,13 @@ def _entry(
     audit: PlannedAudit,
     cell: Cell,
 ) -> dict[str, Any]:
-    """Returns the entry of one audit in `overview`."""
+    """Returns the entry of one audit in `overview`.
+
+    Args:
+        run: the run.
+        audit: as planned.
+        cell: the audit as the sweep has it.
+    """
     mechanism = cell.mechanism
     estimator = representative(run, audit)
     rows = run.last_rows(audit)

@@ -500,6 +500,11 @@ def _headline(run: Run, verdict: Verdict, audits: Sequence[AuditAnswer]) -> Quot
     """Returns the ε to quote for the run: the largest of audits whose mechanism has its verdict.
 
     Bounds that hold simultaneously for all audits come before those that hold one by one.
+
+    Args:
+        run: the run.
+        verdict: of the run.
+        audits: answers of all audits.
     """
     verdicts = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
 

@@ -395,7 +395,14 @@ class Audit:
         most_runs: int,
         least_seconds: float,
     ) -> Iterator[EndedRun]:
-        """Yields up to `most_runs` runs with canaries, while time remains and trials may decide."""
+        """Yields up to `most_runs` runs with canaries, while time remains and trials may decide.
+
+        Args:
+            layer: the trials that decide when there are enough.
+            make_request: makes the request of run number n.
+            most_runs: number of runs at most.
+            least_seconds: that must remain for one more.
+        """
         phase = {1: "testing steps", 2: "testing whole runs"}[layer.layer]
 
         def requests() -> Iterator[RunRequest]:

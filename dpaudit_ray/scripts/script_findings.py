@@ -258,7 +258,14 @@ def finding(
     layer: int = 0,
     **values: Any,
 ) -> Finding:
-    """Returns a finding in the words of its kind, with these values in them."""
+    """Returns a finding in the words of its kind, with these values in them.
+
+    Args:
+        kind: key of `KINDS`.
+        where: place of the finding.
+        layer: 0 run inspection, 1 step test, 2 run test.
+        values: of the braces in the kind's texts.
+    """
     words = KINDS[kind]
     return Finding(
         layer=layer,

@@ -110,7 +110,13 @@ def _in_order(
     requests: Iterator[RunRequest],
     submit: Callable[[RunRequest], futures.Future[EndedRun]],
 ) -> Iterator[EndedRun]:
-    """Yields runs in their requests' order, `width` at a time: which ends first may show a bit."""
+    """Yields runs in their requests' order, `width` at a time: which ends first may show a bit.
+
+    Args:
+        width: number of runs at a time.
+        requests: the next one is made only when it can run.
+        submit: starts a run.
+    """
     waiting: collections.deque[futures.Future[EndedRun]] = collections.deque()
     while True:
         running = [run for run in waiting if not run.done()]
@@ -200,7 +206,14 @@ class RayRunner:
 def _run_on_node(
     files: dict[str, bytes], target: Target, request: RunRequest, limits: Limits
 ) -> EndedRun:
-    """Makes the script's folder again on a node, and runs the script in it."""
+    """Makes the script's folder again on a node, and runs the script in it.
+
+    Args:
+        files: contents by path below the script's folder.
+        target: the script.
+        request: for the run.
+        limits: of time and memory.
+    """
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as name, contextlib.chdir(name):
         folder = Path(name).resolve()
         for path, content in files.items():
@@ -229,7 +242,15 @@ def sandbox_for(target: Target) -> Sandbox:
 def run_once(
     sandbox: Sandbox, target: Target, request: RunRequest, limits: Limits, threads: int
 ) -> EndedRun:
-    """Runs the script once, under watch; `limits` come on top of the request's seconds."""
+    """Runs the script once, under watch; `limits` come on top of the request's seconds.
+
+    Args:
+        sandbox: in which the script runs.
+        target: the script.
+        request: for the run.
+        limits: of time, in addition to the request's, and of memory.
+        threads: of torch.
+    """
     if limits.seconds is not None and request.seconds is not None:
         limits = replace(limits, seconds=request.seconds + limits.seconds)
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as folder:
@@ -298,7 +319,13 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
 
 
 def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
-    """Returns why a run failed, with the last lines that it printed."""
+    """Returns why a run failed, with the last lines that it printed.
+
+    Args:
+        target: the script.
+        run: which has no result.
+        budget: of the audit, in seconds.
+    """
     ended = run.ended
     if ended.how == "raised" and ended.message.startswith("SpecError: "):
         return ScriptError(ended.message.removeprefix("SpecError: "))

@@ -164,6 +164,11 @@ def upper_rates(n: int, tail: float, size: int) -> Upper:
 
     Levels fall as n grows, so those for `size` trials are valid if that is more: audits of about
     one size share them. Beyond `EXACT_LIMIT` trials the level is that of Bonferroni.
+
+    Args:
+        n: number of trials of one world.
+        tail: probability that any of the bounds is exceeded.
+        size: number of trials for which levels are computed, at least.
     """
     level = tail / n
     if n <= EXACT_LIMIT:
@@ -233,6 +238,12 @@ def _transitions(
     """Computes P(k - i of n - i uniforms on (u(i), 1] lie below u(k)); 0 if i > k.
 
     Rows are k, the last of the columns, which are i.
+
+    Args:
+        lags: k - i, int64 [rows, columns].
+        above: 1 - u(k), float64 [n].
+        tail: log((n - k)!) - (n - k) log(1 - u(k)), float64 [n].
+        logs: logs of factorials, float64 [n + 1].
     """
     stop = lags.shape[1]
     rows = slice(stop - len(lags), stop)

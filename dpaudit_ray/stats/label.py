@@ -93,7 +93,17 @@ def bounds_of_gram(
     delta: float,
     full_norms: ArrayLike | None = None,
 ) -> LabelBounds:
-    """Computes `bounds` from CᵀC, float64 [N, N], on which alone they depend."""
+    """Computes `bounds` from CᵀC, float64 [N, N], on which alone they depend.
+
+    Args:
+        gram: CᵀC, float64 [N, N], of the columns C by attacked weights.
+        p: probability of label 1, float64 [N].
+        y: labels, float64 [N].
+        clip_norm: C, above 0.
+        noise_multiplier: σ, above 0.
+        delta: δ of the bounds.
+        full_norms: as of `bounds`.
+    """
     attacked_norms = np.sqrt(np.diag(gram))
     norms = attacked_norms
     if full_norms is not None:

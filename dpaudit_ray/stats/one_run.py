@@ -285,7 +285,13 @@ def p_value(
 
 
 def _largest_mean(correct: int, guesses: int, epsilon: float) -> float:
-    """Returns max over 1 ≤ i ≤ v of P[v > B ≥ v - i] / i: the largest mean of the pmf below v."""
+    """Returns max over 1 ≤ i ≤ v of P[v > B ≥ v - i] / i: the largest mean of the pmf below v.
+
+    Args:
+        correct: v, number of correct guesses.
+        guesses: r.
+        epsilon: of the rate of B.
+    """
     # log pmf at v - 1, then sums of log ratios pmf(k - 1) / pmf(k) = k / (r - k + 1) * e^-ε.
     wrong = guesses - correct + 1
     log_pmf = (

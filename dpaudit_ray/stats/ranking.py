@@ -288,6 +288,11 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
     Let M_j be the number of trials at the first j levels. Given all M, trials M_{j-1} to M_j err
     with e_j, so they multiply the transform by Q_j(M_j) / Q_j(M_{j-1}), where Q_j(M) is what the
     first M ranks would with e_j. Numbers of trials per level are Poisson given their sum.
+
+    Args:
+        weights: costs by rank.
+        responses: the claim's worst mechanism.
+        frequencies: t, float64 [n].
     """
     size = int(weights.edges[-1])
     levels = responses.shares > 0
@@ -349,6 +354,11 @@ def _linear(weights: Weights, responses: Responses, frequencies: Floats) -> Comp
     trial would multiply the transform by an independent factor, whose mean is raised to the power
     of n. Of E[exp(-s cost)], s > 0, that is an upper bound: costs are made smaller. What the
     sum's mean lacks by it is known and added again, but for a tenth.
+
+    Args:
+        weights: costs by rank.
+        responses: the claim's worst mechanism.
+        frequencies: t, float64 [n].
     """
     size = int(weights.edges[-1])
     inner = weights.edges[1:-1]

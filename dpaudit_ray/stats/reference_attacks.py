@@ -113,7 +113,13 @@ def _calibrating_runs(
     members: NDArray[Any],
     calibrating: int | None,
 ) -> int:
-    """Returns the number of training runs that calibrate; ValueError for unusable arguments."""
+    """Returns the number of training runs that calibrate; ValueError for unusable arguments.
+
+    Args:
+        logits: [training runs, records].
+        members: of the same shape.
+        calibrating: number of runs as passed; None for half of them.
+    """
     if logits.ndim != 2 or members.shape != logits.shape:
         shapes = f"{logits.shape} and {members.shape}"
         raise ValueError(
@@ -229,7 +235,13 @@ def _lira(
     sides: list[_Side],
     variance: Variance,
 ) -> Scores:
-    """Returns log ratios of normal densities with and without the record; offline, z-scores."""
+    """Returns log ratios of normal densities with and without the record; offline, z-scores.
+
+    Args:
+        logits: of one training run, float64 [m].
+        sides: statistics of models without each record; online also of those with it.
+        variance: of each "record", or "global".
+    """
     deviations = [side.deviation(variance) for side in sides]
     distances = []
     for side, deviation in zip(sides, deviations, strict=True):
@@ -247,7 +259,14 @@ def _rmia(
     gamma: float,
     slope: float,
 ) -> Scores:
-    """Returns, by record, the share of records whose ratio p / p̄ it exceeds `gamma` times."""
+    """Returns, by record, the share of records whose ratio p / p̄ it exceeds `gamma` times.
+
+    Args:
+        logits: of one training run, float64 [m].
+        sides: statistics of models without each record; online also of those with it.
+        gamma: ratio that is exceeded.
+        slope: of the line that replaces models with the record offline.
+    """
     without = sides[0].mean
     inside = slope * without + 1 - slope
     if len(sides) > 1:

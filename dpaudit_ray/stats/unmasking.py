@@ -167,6 +167,11 @@ class Masks:
 
         Compares what some numbers of the surest guesses promise. If the best number is not all, it
         reveals a part of the others, so that the fit can be repeated before the next part.
+
+        Args:
+            alpha: level of the lower bound on the rate.
+            revealed: right guesses that are excluded.
+            missed: trials without an output.
         """
         masked = self._groups.size - self._revealed
         surest = np.argsort(self._doubt, kind="stable")
@@ -310,6 +315,12 @@ def _average(
 
     Newton's method finds the mode of each ramp's level and rise (`theta`, [2, ramps, 1]); a Laplace
     approximation around it gives the evidence, and a probit approximation the mean.
+
+    Args:
+        ramps: values of the shapes, float64 [ramps, groups].
+        inside: how many of the revealed trials are in, [groups].
+        revealed: number of revealed trials, [groups].
+        start: parameters from which Newton's method begins; None for zeros.
     """
     theta = np.zeros((2, len(ramps), 1)) if start is None else start
     level_sd = _LEVEL_SD[: len(ramps)]

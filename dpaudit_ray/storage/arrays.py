@@ -90,6 +90,11 @@ def _array(
 ) -> NDArray[Any]:
     """Returns bytes of a file as an array that may be written to.
 
+    Args:
+        content: bytes of the numbers.
+        dtype_name: as NumPy spells the type.
+        shape: of the array.
+
     Raises:
         ValueError: the type is not one of plain numbers, or shape and size do not agree.
     """

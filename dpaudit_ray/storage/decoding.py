@@ -213,6 +213,11 @@ def _read_integer(
 ) -> tuple[int, int]:
     """Reads an integer of 7 bits a byte, the lowest first, its sign in the last bit.
 
+    Args:
+        content: of a page.
+        start: index of the first byte.
+        signed: whether the last bit is a sign.
+
     Returns:
         The integer and its end.
     """

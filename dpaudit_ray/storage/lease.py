@@ -155,7 +155,13 @@ def held(
 
 
 def _watched(run: RunDirectory, entry: Entry, seconds: float) -> Entry | None:
-    """Reads the lease for `seconds`, or until it is not `entry` any more; returns the last one."""
+    """Reads the lease for `seconds`, or until it is not `entry` any more; returns the last one.
+
+    Args:
+        run: the run directory.
+        entry: as it was read before.
+        seconds: to watch.
+    """
     pause = min(LOOK_SECONDS, seconds / 4)
     for _ in range(math.ceil(seconds / pause)):
         time.sleep(pause)
@@ -167,6 +173,11 @@ def _watched(run: RunDirectory, entry: Entry, seconds: float) -> Entry | None:
 
 def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
     """Stores an entry in place of the stale one.
+
+    Args:
+        run: the run directory.
+        entry: of this driver.
+        stale: entry of a driver that is gone; None without one.
 
     Raises:
         RunDirectoryError: another driver has stored its entry.

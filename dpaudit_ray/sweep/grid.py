@@ -241,7 +241,14 @@ def _put(
     key: str,
     value: Any,
 ) -> None:
-    """Sets the value at a path; `key` is its name in errors."""
+    """Sets the value at a path; `key` is its name in errors.
+
+    Args:
+        tree: nested mappings, changed in place.
+        path: keys from the root.
+        key: for errors.
+        value: to be set.
+    """
     if not all(path):
         raise SpecError(key, "has an empty part; write section.option")
     node = tree

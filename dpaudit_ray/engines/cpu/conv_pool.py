@@ -249,6 +249,11 @@ class ConvPoolRule(Rule):
         """Returns weights and biases of models with the same input side by side.
 
         Their outputs are filled up with zeros to blocks of one vector.
+
+        Args:
+            theta: parameters [n, p].
+            inputs: number of sets of images: 1 for all models together, or n.
+            lanes: length of a vector.
         """
         rows = self._rows(theta)
         _, outputs, height, row = rows.shape
@@ -268,7 +273,13 @@ class ConvPoolRule(Rule):
         return weight.flatten(3)
 
     def input_gradient(self, theta: Tensor, saved: Pooled, g: Tensor) -> Tensor:
-        """Scatters the gradients of winning positions over images, and cuts their padding off."""
+        """Scatters the gradients of winning positions over images, and cuts their padding off.
+
+        Args:
+            theta: parameters [n, p].
+            saved: images and winning positions of the forward pass.
+            g: gradient of the pooled outputs [n*B, o, h, w].
+        """
         gradient = _with_spare_numbers(saved.images.shape, g)
         images = gradient.numpy()
         weight = self.padded_rows(theta).numpy()

@@ -153,7 +153,13 @@ def _with_rule(
     slots: dict[str, Slot],
     passes: Passes,
 ) -> nn.Module:
-    """Returns a layer of the rule of a module's class, with what torch computes before it."""
+    """Returns a layer of the rule of a module's class, with what torch computes before it.
+
+    Args:
+        module: the user's layer.
+        slots: of its parameters, by their names in it.
+        passes: what the layer is applied in.
+    """
     rule = _rule_of(module)
     assert rule is not None
     layer = Layer(rule(module, slots), passes)

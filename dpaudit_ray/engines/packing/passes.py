@@ -135,7 +135,13 @@ class Passes:
     def _gradients(
         self, theta: Tensor, step: Step, at_once: int
     ) -> list[tuple[slice, SampleGradients]]:
-        """Returns per-sample gradients of every layer and group, each with its models."""
+        """Returns per-sample gradients of every layer and group, each with its models.
+
+        Args:
+            theta: parameters [n, p].
+            step: examples, labels and loss.
+            at_once: number of models of a group.
+        """
         gradients: list[tuple[slice, SampleGradients]] = []
         shared: list[list[Record]] = []  # by group
         with self._pass(theta, step.x):

@@ -85,6 +85,11 @@ class Samplewise:
 
         By `vmap` over examples, and over models if there are several, or else one example after
         another.
+
+        Args:
+            theta: parameters [n, p].
+            x: examples [B, ...].
+            y: their targets [B].
         """
         if self.mapped:
             with _mappable(self.module):
@@ -100,7 +105,13 @@ class Samplewise:
         return gradients
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> "Samplewise":
-        """Returns the same by `vmap` if that agrees on these examples; else self."""
+        """Returns the same by `vmap` if that agrees on these examples; else self.
+
+        Args:
+            row: parameters of one model [p].
+            x: examples [B, ...].
+            y: their targets [B].
+        """
         fast = replace(self, mapped=1)
         try:
             mapped = fast.gradients(row, x, y)
@@ -112,7 +123,14 @@ class Samplewise:
     def _write_gradient(
         self, out: Tensor, parameters: Sequence[Tensor], x: Tensor, y: Tensor
     ) -> None:
-        """Writes the gradient of one example, x [1, ...] of class y [1], into `out` [p]."""
+        """Writes the gradient of one example, x [1, ...] of class y [1], into `out` [p].
+
+        Args:
+            out: float [p], to be written.
+            parameters: of the module, which have their values already.
+            x: one example, or its views [1, K, ...].
+            y: its class or number [1].
+        """
         if self.views:
             x = x[0]
             y = y.expand(len(x))

@@ -132,7 +132,13 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
 
 
 def _why_it_fails(module: nn.Module, batch: Tensor, error: Exception) -> str:
-    """Returns why a module raised an error: only one example alone fails, or a whole batch, too."""
+    """Returns why a module raised an error: only one example alone fails, or a whole batch, too.
+
+    Args:
+        module: the user's.
+        batch: examples of the training [B, ...].
+        error: that was raised.
+    """
     with contextlib.suppress(Exception), torch.no_grad():  # a user's code may raise anything
         module(batch.clone())
         return (

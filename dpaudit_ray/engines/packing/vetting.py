@@ -116,6 +116,11 @@ def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -
     """Returns the largest difference over the largest finite entry of `expected`, or `least_scale`.
 
     It is infinite if shapes differ, or if entries that are not finite differ.
+
+    Args:
+        values: of any shape.
+        expected: of the same shape.
+        least_scale: differences are relative to this if all entries are smaller.
     """
     if values.shape != expected.shape:
         return math.inf
@@ -195,7 +200,13 @@ def _tried(module: nn.Module, x: Tensor) -> Tensor | None:
 
 
 def _send_outputs(sender: Connection, module: nn.Module, x: Tensor) -> None:
-    """Sends a module's outputs to the process that this one was forked from."""
+    """Sends a module's outputs to the process that this one was forked from.
+
+    Args:
+        sender: end of a pipe.
+        module: the user's.
+        x: examples [B, ...].
+    """
     torch.set_num_threads(1)  # threads are not forked
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     faulthandler.disable()  # nobody needs to read that it ends by a signal

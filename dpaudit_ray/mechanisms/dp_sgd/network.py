@@ -63,7 +63,14 @@ def network(
     classes: int,
     seed: int,
 ) -> nn.Module:
-    """Builds a network for examples of `shape`, with parameters drawn by the model's scheme."""
+    """Builds a network for examples of `shape`, with parameters drawn by the model's scheme.
+
+    Args:
+        model: option of the sweep file.
+        shape: of an example.
+        classes: number of classes; 0 for regression.
+        seed: of the parameters.
+    """
     with seeded(seed):
         module = model.build(shape, classes)
         if model.scheme == "default":

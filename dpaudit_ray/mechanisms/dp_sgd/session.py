@@ -263,7 +263,13 @@ def open_session(
 def _with_stored_canary(
     training: DpSgdTraining, adversary: CanaryAdversary[Any], stored: Arrays
 ) -> "DpSgdSession":
-    """Opens a session with the arrays of `craft_canary`."""
+    """Opens a session with the arrays of `craft_canary`.
+
+    Args:
+        training: the public part of the training.
+        adversary: whose canary it is.
+        stored: tensors of the canary by name, and θ_0 if the adversary chose it.
+    """
     device = training.initial.device
     tensors = {name: tensor(array, device) for name, array in stored.items()}
     if _START in tensors:
@@ -279,6 +285,11 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
     """Crafts a canary and returns its tensors by name, with θ_0 if the adversary chooses it.
 
     Raises SpecError for a canary that is of none of the adversary's `stored_canaries`.
+
+    Args:
+        training: the public part of the training.
+        adversary: who crafts.
+        seed: of the adversary's choices.
     """
     session = DpSgdSession.craft(training, cast(CanaryAdversary[Any], adversary), seed)
     canary = session.canary
@@ -360,7 +371,13 @@ class DpSgdSession(ResumableSession):
         adversary: CanaryAdversary[Any],
         seed: int,
     ) -> Self:
-        """Crafts the canary. Raises SpecError if it has a larger sensitivity than claimed."""
+        """Crafts the canary. Raises SpecError if it has a larger sensitivity than claimed.
+
+        Args:
+            training: the public part of the training.
+            adversary: who crafts.
+            seed: of the adversary's choices.
+        """
         rng = np.random.default_rng(seed)
         start = adversary.begin(PublicView(training), rng)
         if start is not None:
@@ -478,6 +495,11 @@ class DpSgdSession(ResumableSession):
         """Scores models `theta` [n, p]: one number for each of `bits`, float64 [n m].
 
         Raises SpecError for scores of another shape, which numpy would repeat over models.
+
+        Args:
+            theta: models at a recorded step, float [n, p].
+            observer: of all steps so far; None if only final models are observed.
+            bits: of each model, [n], or [n, m] for m canaries.
         """
         if observer is None:
             initial = self.training.initial.clone()
@@ -517,7 +539,13 @@ class FrozenSession:
 
     @classmethod
     def craft(cls, training: DpSgdTraining, adversary: FrozenAdversary, seed: int) -> Self:
-        """Lets the adversary label the records, and sums up every batch once."""
+        """Lets the adversary label the records, and sums up every batch once.
+
+        Args:
+            training: the public part of the training.
+            adversary: who crafts and labels.
+            seed: of the adversary's choices.
+        """
         canary = adversary.craft(PublicView(training), np.random.default_rng(seed))
         training.check_claim(canary)
         theta = training.initial[None]

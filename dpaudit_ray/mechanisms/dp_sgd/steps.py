@@ -133,7 +133,14 @@ class Insertion:
     def _crafted(
         self, canary: ChangingCanary, step: int, theta: Tensor, coins: Coins
     ) -> GradientCanary | SampleCanary:
-        """Crafts the canary of `step`; a memoryless one only for models that sample it."""
+        """Crafts the canary of `step`; a memoryless one only for models that sample it.
+
+        Args:
+            canary: crafted anew at each step.
+            step: its number, from 1.
+            theta: models before the step, float [n, p].
+            coins: whether each model samples the canary, bool [n] or [n, m].
+        """
         has_one_bit = self.inside.dim() == 1
         for_sampled = canary.memoryless and has_one_bit and not coins.all()
         rows: Any = slice(None)

@@ -447,7 +447,14 @@ def _features(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Returns examples as the trained part of the model takes them, after any frozen body."""
+    """Returns examples as the trained part of the model takes them, after any frozen body.
+
+    Args:
+        data: examples.
+        body: frozen layers before the trained ones; None without any.
+        device: of the result.
+        dtype: of the result.
+    """
     with warnings.catch_warnings():  # shared memory is read-only, and nothing here writes to it
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         x = torch.from_numpy(data.x)

@@ -72,7 +72,13 @@ class Panels:
 
     @classmethod
     def covering(cls, process: Process, steps: int, refine: int) -> "Panels":
-        """Returns panels for θ_1..θ_steps, `refine` times as many as are needed."""
+        """Returns panels for θ_1..θ_steps, `refine` times as many as are needed.
+
+        Args:
+            process: the landscape and its steps.
+            steps: number of steps.
+            refine: factor of the number of panels.
+        """
         low, high = reach(process, steps)
         longest = process.step_noise / refine
         longest_inside = longest
@@ -144,7 +150,13 @@ def evolve(
     horizons: Horizons,
     refine: int = 1,
 ) -> Iterator[tuple[Mass, Mass]]:
-    """Yields densities at each horizon, out and in, on panels `refine` times as fine."""
+    """Yields densities at each horizon, out and in, on panels `refine` times as fine.
+
+    Args:
+        process: the landscape and its steps.
+        horizons: steps, increasing.
+        refine: factor of the number of panels.
+    """
     panels = Panels.covering(process, horizons[-1], refine)
     nodes = panels.nodes.ravel()
     means = np.array([0.0, process.canary])
@@ -205,7 +217,13 @@ class Power:
 
 
 def power(outside: Mass, inside: Mass, delta: float) -> Power:
-    """Returns the exact strength of the pair at δ in (0, 1)."""
+    """Returns the exact strength of the pair at δ in (0, 1).
+
+    Args:
+        outside: density of θ_t without the canary.
+        inside: density with it.
+        delta: δ of the two ε.
+    """
     mu, threshold = strongest_threshold(outside, inside)
     epsilons = (
         _epsilon(outside, inside, delta),
@@ -249,7 +267,13 @@ def _normal_quantile(below: Floats, above: Floats) -> Floats:
 
 
 def _epsilon(p: Mass, q: Mass, delta: float) -> float:
-    """Returns the smallest ε ≥ 0 at which the hockey-stick divergence is at most δ."""
+    """Returns the smallest ε ≥ 0 at which the hockey-stick divergence is at most δ.
+
+    Args:
+        p: density of one world.
+        q: density of the other.
+        delta: δ, above 0.
+    """
     divergence = hockey_stick(p, q)
     if divergence(0.0) <= delta:
         return 0.0

@@ -86,6 +86,11 @@ class Process:
         """Returns θ_t of independent runs at each horizon, float64 [n, horizons].
 
         Members, bool [n], have the canary, which shifts θ up.
+
+        Args:
+            members: bool [n], True if the canary is in.
+            seed: of the noise.
+            horizons: steps, increasing.
         """
         rng = np.random.default_rng(seed)
         count = len(members)

@@ -208,7 +208,13 @@ class _Draws:
         runs: int,
         rng: Generator,
     ) -> Outputs:
-        """Returns `runs` outputs. Raises TypeError if the function returns another number."""
+        """Returns `runs` outputs. Raises TypeError if the function returns another number.
+
+        Args:
+            member: False for the first input, True for the second.
+            runs: number of outputs.
+            rng: randomness of the function.
+        """
         if runs == 0:
             return []
         data = self.pair[int(member)]
@@ -227,7 +233,13 @@ class _Draws:
         runs: int,
         rng: Generator,
     ) -> Iterator[Any]:
-        """Yields outputs, each by a separate call; an exception is an output, too."""
+        """Yields outputs, each by a separate call; an exception is an output, too.
+
+        Args:
+            data: the input.
+            runs: number of outputs.
+            rng: randomness of the function.
+        """
         for _ in range(runs):
             try:
                 outputs = self.release(data, rng, 1, **self.options)

@@ -93,7 +93,14 @@ def stages(
     widths: tuple[int, ...],
     groups: int,
 ) -> list[nn.Module]:
-    """Returns a stage of two blocks for each width; each stage but the first halves the image."""
+    """Returns a stage of two blocks for each width; each stage but the first halves the image.
+
+    Args:
+        block: class of the blocks.
+        channels: of the input.
+        widths: channels of each stage's output.
+        groups: of every GroupNorm.
+    """
     blocks: list[nn.Module] = []
     for width in widths:
         stride = 2 if blocks else 1

@@ -18,7 +18,7 @@ class Accounting(Check):
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds findings for steps that no accountant counted, and for ε that is too small or early.
 
-        A run that was cut short may have accounted, or asked for ε, after its steps: then only the
+        A run that was cut short may have accounted, or computed ε, after its steps: then only the
         steps are compared.
         """
         counted = inspection.counted

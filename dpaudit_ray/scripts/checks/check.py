@@ -179,7 +179,13 @@ def find_uneven(
     kind: str,
     steps: Sequence[UnevenStep],
 ) -> None:
-    """Adds a finding at the first of these steps, if there is one."""
+    """Adds a finding at the first of these steps, if there is one.
+
+    Args:
+        judgement: takes the finding.
+        kind: of finding.
+        steps: those with another number of gradients than records.
+    """
     for step in steps[:1]:
         judgement.find(
             kind,

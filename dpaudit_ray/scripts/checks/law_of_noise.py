@@ -53,7 +53,13 @@ def _probability(pair: Correlation) -> float:
 
 
 def _report(judgement: Judgement, step: StepInspection, pair: Correlation) -> None:
-    """Adds a finding of correlated noise, unless there is one of this kind of pairs."""
+    """Adds a finding of correlated noise, unless there is one of this kind of pairs.
+
+    Args:
+        judgement: takes the finding.
+        step: whose noise is correlated.
+        pair: the correlation.
+    """
     if any(item.look == f"correlation of {pair.kind}" for item in judgement.findings):
         return
     first, second = (step.names[min(i, len(step.names) - 1)] for i in pair.between)

@@ -146,7 +146,13 @@ def _report_steps(
     certain: list[Difference],
     judgement: Judgement,
 ) -> None:
-    """Adds a finding for each kind of difference in steps, at its first step."""
+    """Adds a finding for each kind of difference in steps, at its first step.
+
+    Args:
+        run: with another record, in which the differences show.
+        certain: differences that nothing else explains, in their order.
+        judgement: takes the findings.
+    """
     steps = run.steps
     members = [number for number, step in enumerate(steps) if step.member] or [0]
     for kind, finding in _FINDINGS.items():

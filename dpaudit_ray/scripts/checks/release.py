@@ -20,8 +20,8 @@ class Release(Check):
         A custom loop may keep releases in `.grad`, and pinned runs may show that tensors depend on
         releases alone.
 
-        The check is not done if the run ended early, or if tensors remain of which the inspection
-        cannot tell whether records went into them.
+        The check is not done if the run ended early, or if records may have gone into tensors that
+        remain.
         """
         if inspection.cut:
             return judgement.miss("the run was ended before it returned a model")

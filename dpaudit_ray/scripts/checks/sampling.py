@@ -80,7 +80,13 @@ class Sampling(Check):
 
 
 def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> str:
-    """Judges the draws of one data set at one rate, and returns them in words."""
+    """Judges the draws of one data set at one rate, and returns them in words.
+
+    Args:
+        draws: of one data set at one rate.
+        inspection: of the script.
+        judgement: takes findings.
+    """
     result = inspection.result
     rate = draws.rate or max(rate for _, rate, _ in claims.events_of(result))
     if rate >= 1:
@@ -163,6 +169,11 @@ def _is_uneven(draws: Draws, rate: float, level: float) -> bool:
     The squared deviations of the records' counts are added up. Their sum is compared with a gamma
     law of the mean and variance that it has for binomial counts. If all records together are drawn
     at a lower rate, no count shows that one is drawn at a higher.
+
+    Args:
+        draws: of one data set.
+        rate: that was accounted, below 1.
+        level: probability of a false alarm.
     """
     n = draws.records
     count = len(draws.sizes)

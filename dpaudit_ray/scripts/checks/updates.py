@@ -31,7 +31,13 @@ class Updates(Check):
 
 
 def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Judgement) -> None:
-    """Judges steps of one optimizer that no engine wraps."""
+    """Judges steps of one optimizer that no engine wraps.
+
+    Args:
+        inspection: of the script.
+        outside: steps of the optimizer.
+        judgement: takes findings.
+    """
     is_own_loop = not inspection.uses_opacus and inspection.taken > 0
     if is_own_loop:
         return  # it steps by releases of the script's own loop

@@ -87,6 +87,11 @@ def stated_epsilons(
     """Returns what an accountant states: ε at each δ; None where it fails.
 
     One that is slow, as with noise that changes at every step, computes ε at δ `first` only.
+
+    Args:
+        accountant: of the script.
+        deltas: at which ε is computed.
+        first: δ that is computed first.
     """
     end = time.monotonic() + _SECONDS
     epsilons: dict[float, float | None] = dict.fromkeys(deltas)

@@ -70,6 +70,14 @@ def _make_private(
     """Calls `make_private`, with one record more if that is requested; records it as `Made`.
 
     What networks have before is noted, so that it is not taken for a trace of private steps.
+
+    Args:
+        run: the run.
+        original: the method.
+        engine: its object.
+        module: the network.
+        data_loader: of the private data.
+        options: further arguments of the call.
     """
     networks = run.networks
     loader = one_record_more(data_loader) if run.request.one_more else data_loader

@@ -124,7 +124,13 @@ class OptimizerWatch(StepWatch):
     counts = True
 
     def __init__(self, run: WatchedRun, number: int, optimizer: Any) -> None:
-        """Wraps the methods by which a private optimizer, the run's `number`th, takes steps."""
+        """Wraps the methods by which a private optimizer, the run's `number`th, takes steps.
+
+        Args:
+            run: the run.
+            number: of the optimizer among those of the run.
+            optimizer: of Opacus.
+        """
         super().__init__(run, number)
         self.ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)
         self.optimizer = optimizer

@@ -17,7 +17,14 @@ def note_input(
     arguments: list[Any],
     trains: bool,
 ) -> None:
-    """Notes the first record that a network is given, which it trains with or not."""
+    """Notes the first record that a network is given, which it trains with or not.
+
+    Args:
+        run: the run.
+        module: the network.
+        arguments: of its forward pass.
+        trains: whether the network trains on them.
+    """
     tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
     if not tensors or tensors[0].dim() < 2 or len(tensors[0]) == 0:
         return

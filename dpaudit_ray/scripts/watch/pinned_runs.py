@@ -216,6 +216,13 @@ def _exchange_looked_up(
     """Exchanges the record in tables that are indexed by numbers of records, if batches have these.
 
     A table is an array of the script, or of its networks, as long as the data.
+
+    Args:
+        run: the run.
+        data: the private data set.
+        batch: its first batch, already with the other record.
+        indices: of the batch.
+        pair: index of the exchanged record, and of the one in its place.
     """
     base, rows = base_and_rows(data)
     numbers = torch.arange(len(base)) if rows is None else torch.tensor(rows)
@@ -398,6 +405,12 @@ def _varied_draw(
 
     It is left out of each second draw, but for batches of a fixed size. The step finds the change
     by its draw: a worker may fetch some batches before it.
+
+    Args:
+        run: the run.
+        indices: of a draw.
+        items: its records.
+        keeps_size: whether all batches must have the same size.
     """
     pinned = run.pinned
     position, name = conspicuous_record(items)

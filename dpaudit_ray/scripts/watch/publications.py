@@ -74,7 +74,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def pin_publications(run: WatchedRun, value: Any, file: str = "") -> None:
-    """Notes digests of all that is returned, or saved in a file, but of what is public."""
+    """Notes digests of all that is returned, or saved in a file, but of what is public.
+
+    Args:
+        run: a pinned run.
+        value: that is returned or saved.
+        file: name of the file, with a separator; "" for what is returned.
+    """
     publications = run.publications
     for key, network, part in named_values(value):
         if publications.is_public(key, network):
@@ -102,7 +108,13 @@ def remarks(
     value: Any,
     file: str = "",
 ) -> list[Remark]:
-    """Names tensors of what is returned, or saved in a file, that carry more than releases."""
+    """Names tensors of what is returned, or saved in a file, that carry more than releases.
+
+    Args:
+        run: the run.
+        value: that is returned or saved.
+        file: name of the file, with a separator; "" for what is returned.
+    """
     if not run.request.inspects:
         return []
     tensors = _KnownTensors(run, file)

@@ -41,7 +41,13 @@ def private_items(
     iterator: Any,
     indices: Any,
 ) -> list[Any]:
-    """Returns the records of a private batch; none if there are few, or they have no index."""
+    """Returns the records of a private batch; none if there are few, or they have no index.
+
+    Args:
+        run: the run.
+        iterator: of a DataLoader.
+        indices: of the batch.
+    """
     data = iterator._dataset
     is_private = any(data is private for private in run.networks.data)
     has_items = iterator._auto_collation and iterator._dataset_kind == _BY_INDEX

@@ -172,7 +172,13 @@ def _install(state: WatchedRun) -> None:
 
 
 def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
-    """Compares what is saved in a file, which is the argument that has tensors."""
+    """Compares what is saved in a file, which is the argument that has tensors.
+
+    Args:
+        state: of the run.
+        args: of the function that saves.
+        kwargs: likewise.
+    """
     published = state.publications
     published.files += 1
     line = calling_line()
@@ -236,7 +242,13 @@ def _claims(
     deltas: Sequence[float],
     delta: float,
 ) -> list[Claim]:
-    """Returns the claims of the script's accountants, with the data that they are about."""
+    """Returns the claims of the script's accountants, with the data that they are about.
+
+    Args:
+        state: of the run.
+        deltas: at which ε is computed.
+        delta: δ of the claim, computed first.
+    """
     networks = state.networks
     groups: dict[int, int] = {}
     if state.request.inspects:
