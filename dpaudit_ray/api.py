@@ -106,8 +106,11 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         running = own_lease.run.patient(replace(place.RUNNING, tell=tell))
         events = Callbacks(callbacks, tell)
         show = events.observing(show or notebook_progress())
-        job = _Job(prepared, plan, running, own_lease, stop, show, tell, phase)
-        result = job.run(executor, address, retry_failed)
+        job = _Job(
+            prepared, plan, running, own_lease, stop, show, tell, phase, executor, address,
+            retry_failed,
+        )  # fmt: skip
+        result = job.run()
     events.end(result)
     return result
 
@@ -124,35 +127,27 @@ class _Job:
     show: Callable[[Progress], None]
     tell: Tell
     phase: Tell
+    executor: ExecutorName
+    address: str | None
+    retry_failed: bool
     connection: ExitStack = field(default_factory=ExitStack)
 
-    def run(
-        self,
-        executor: ExecutorName,
-        address: str | None,
-        retry_failed: bool,
-    ) -> Result:
-        """Runs what is missing; again if storage has lost files, or had damaged ones.
-
-        Args:
-            executor: how trainers are started.
-            address: of the cluster to join; None to start one, or for another executor.
-            retry_failed: run packs again that have failed.
-        """
+    def run(self) -> Result:
+        """Runs what is missing; again if storage has lost files, or had damaged ones."""
         enough = self._enough()
         packs = planning.remaining(self.directory, self.plan, enough)
         missing = sum(pack.size for pack in packs)
         trials = 0
         for index, audit in enumerate(self.plan.audits):
             trials += enough.get(index, audit.trials)
-        failures = [] if retry_failed else outcomes.failed(self.directory, self.plan)
+        failures = [] if self.retry_failed else outcomes.failed(self.directory, self.plan)
         if missing < trials and self._remaining(failures):
             self.tell(f"resuming at {trials - missing:,} of {trials:,} trials")
         losses = 0
         with self.connection:
             while True:
                 try:
-                    return self._run_once(executor, address, retry_failed)
+                    return self._run_once()
                 except MissingFileError as error:
                     losses += 1
                     if losses > _LOSSES:
@@ -173,27 +168,19 @@ class _Job:
         skipped = {failure.pack for failure in failures}
         return outcomes.to_run(self.directory, self.plan, self._enough(), skipped)
 
-    def _run_once(
-        self,
-        executor: ExecutorName,
-        address: str | None,
-        retry_failed: bool,
-    ) -> Result:
-        """Runs what is missing, by Ray only if that is something; returns the run as it is then.
-
-        Arguments are those of `run`.
-        """
+    def _run_once(self) -> Result:
+        """Runs what is missing, by Ray only if that is something; returns the run as it is then."""
         failures = outcomes.failed(self.directory, self.plan)
         retried = []
-        if retry_failed:
+        if self.retry_failed:
             retried, failures = failures, []
             outcomes.Record(self.directory, self.plan).replace(failed_parts=())
         failed_parts = outcomes.failed_parts(self.directory, self.plan)
         for line in outcomes.part_lines(failed_parts, self.plan):
             self.tell(line)
         packs = len(self._remaining(failures))
-        name = executor if packs else "inline"
-        with self._dispatcher(name, packs, address) as dispatcher:
+        name = self.executor if packs else "inline"
+        with self._dispatcher(name, packs) as dispatcher:
             if retried:
                 dispatcher.try_again(retried)
             driver = Driver(
@@ -218,11 +205,11 @@ class _Job:
     def _budget(self, recorded: list[Failure]) -> FailureBudget:
         """Makes the budget of failures, with those of packs that stay recorded as failed."""
         labels = [audit.label for audit in self.plan.audits]
-        reached = {}
+        last_done = {}  # number of the last finished pack's first trial, by audit
         for index in {failure.pack.audit for failure in recorded}:
             finished = stored_packs(self.directory, self.plan.audits[index])
-            reached[index] = max((first for first, _ in finished), default=-1)
-        return FailureBudget(self.sweep.resources, labels, self.tell, recorded, reached)
+            last_done[index] = max((first for first, _ in finished), default=-1)
+        return FailureBudget(self.sweep.resources, labels, self.tell, recorded, last_done)
 
     def _publish_verdicts(self, dispatcher: Dispatcher, result: Result) -> None:
         """Passes refuted claims to the metrics, which know only live bounds so far."""
@@ -240,15 +227,10 @@ class _Job:
             time.sleep(metrics.COLLECTED_SECONDS)  # the series end with the aggregator
 
     @contextmanager
-    def _dispatcher(
-        self, name: ExecutorName, packs: int, address: str | None
-    ) -> Iterator[Dispatcher]:
-        """Joins or starts a cluster if there is work for one, and yields a dispatcher on it.
+    def _dispatcher(self, name: ExecutorName, packs: int) -> Iterator[Dispatcher]:
+        """Yields a dispatcher of this executor for this number of packs.
 
-        Args:
-            name: of the executor.
-            packs: how many are to be run.
-            address: of the cluster's head; RAY_ADDRESS if None, else a local cluster.
+        Ray joins the cluster at the address, or that of RAY_ADDRESS; without one it starts one.
         """
         work = Work(self.sweep, self.plan, self.directory, packs, self.tell)
         if name != "ray":
@@ -257,11 +239,11 @@ class _Job:
         else:
             from .orchestration import ray_executor, ray_internals
 
-            cluster = address or os.environ.get("RAY_ADDRESS")
+            cluster = self.address or os.environ.get("RAY_ADDRESS")
             self.phase(
                 f"joining the cluster at {cluster}" if cluster else "starting Ray on this machine"
             )
-            ray = self.connection.enter_context(ray_executor.connected(address))
+            ray = self.connection.enter_context(ray_executor.connected(self.address))
             self.connection.callback(self.phase, "leaving the cluster" if cluster else "ending Ray")
             self.stop.install()
             if page := ray_internals.dashboard(ray):

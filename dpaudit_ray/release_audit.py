@@ -108,16 +108,8 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         is_pure = np.isfinite(promised.epsilon_at(0.0))
         delta = 0.0 if is_pure else _DEFAULT_DELTA
     if settings["name"] == "learned":
-        fit = min(largest_fit, trials, max(_FIT, trials // 10))
-        settings.setdefault("fit", max(fit, 100))
-        search = min(max(_SEARCH, trials // 50), trials // 10)
-        if delta > 0:  # events of a few times δ must be frequent among these runs
-            search = max(search, int(min(_RARE_EVENTS / delta, _FIT / 2, trials)))
-        settings.setdefault("search", max(search, 100))
-        if trials > _LARGEST_FIT:
-            most_drawn = max(zoomed * trials, CLOSER_RUNS)
-            stages = int(math.log(most_drawn / CLOSER_RUNS, CLOSER))
-            settings.setdefault("zoom", stages)
+        for option, value in _learning(trials, delta, largest_fit, zoomed).items():
+            settings.setdefault(option, value)
     sweep = {
         "seed": seed,
         "mechanism": mechanism,
@@ -128,6 +120,26 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     function = function.strip("-_") or "release"
     name = f"{function}-{digest(sweep)[:8]}"
     return run({"name": name, **sweep}, storage_path, executor="inline")
+
+
+def _learning(trials: int, delta: float, largest_fit: int, zoomed: float) -> dict[str, int]:
+    """Returns options of the learned adversary that suit the number of trials.
+
+    Args:
+        trials: of the audit.
+        delta: δ of claim and bound.
+        largest_fit: most runs to learn from.
+        zoomed: runs that are drawn to learn from the surest, for each trial.
+    """
+    fit = min(largest_fit, trials, max(_FIT, trials // 10))
+    search = min(max(_SEARCH, trials // 50), trials // 10)
+    if delta > 0:  # events of a few times δ must be frequent among these runs
+        search = max(search, int(min(_RARE_EVENTS / delta, _FIT / 2, trials)))
+    options = {"fit": max(fit, 100), "search": max(search, 100)}
+    if trials > _LARGEST_FIT:
+        most_drawn = max(zoomed * trials, CLOSER_RUNS)
+        options["zoom"] = int(math.log(most_drawn / CLOSER_RUNS, CLOSER))
+    return options
 
 
 def _version(value: Any, depth: int = 0) -> str:

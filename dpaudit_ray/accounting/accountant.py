@@ -16,7 +16,7 @@ from ..stats.base import subclasses
 from .training import Sampling, Training
 
 _LEAST = 1e-300  # smallest δ of a search
-_SLIP = 1e-9  # tolerance of a search in log δ
+_TOLERANCE = 1e-9  # of a search in log δ
 
 
 class UnansweredError(Exception):
@@ -43,7 +43,7 @@ class Accountant(ABC):
         It is at least `_LEAST`, and 1 if no smaller δ reaches `epsilon`.
         """
         low, high = math.log(_LEAST), 0.0
-        while high - low > _SLIP:
+        while high - low > _TOLERANCE:
             middle = (low + high) / 2
             if self.epsilon(training, math.exp(middle)) <= epsilon:
                 high = middle
@@ -107,4 +107,5 @@ def find(name: str) -> Accountant:
 
 @functools.cache
 def _instance(cls: type[Accountant]) -> Accountant:
+    """Returns the one instance of a class, whose caches then serve all callers."""
     return cls()

@@ -85,7 +85,7 @@ def curve(
     in_unit("delta", delta)
     named = find(accountant)
     trainings = [training.after(int(count)) for count in steps]
-    proven = [_proven(named, t)[0] for t in trainings]
+    proven = [_with_proof(named, t)[0] for t in trainings]
     counts = [t.steps for t in proven if t.known is None]
     if counts:
         longest = max(proven, key=lambda t: t.steps)
@@ -109,7 +109,7 @@ def remark(training: Claim, accountant: str) -> str:
     if training.known == math.inf:
         return "without noise nothing is claimed"
     named = find(accountant)
-    proven, note = _proven(named, training)
+    proven, note = _with_proof(named, training)
     return "; ".join(filter(None, [note, _assumption(named, proven)]))
 
 
@@ -288,14 +288,14 @@ def _answer(
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)
         return UpperBound(value, accountant.name)
-    proven, note = _proven(accountant, training)
+    proven, note = _with_proof(accountant, training)
     notes = [note]
     try:
         upper = getattr(accountant, bounded)(proven, at)
     except UnansweredError as reason:
         fallback = accountant.fallback(proven)
         accountant = find(fallback)
-        proven, note = _proven(accountant, training)
+        proven, note = _with_proof(accountant, training)
         notes += [f"{reason}; {fallback} instead", note]
         upper = getattr(accountant, bounded)(proven, at)
     assumption = _assumption(accountant, proven)
@@ -310,7 +310,7 @@ def _assumption(accountant: Accountant, proven: Training) -> str:
     return remark and f"{Status.IF_ASSUMED}: {remark}"
 
 
-def _proven(accountant: Accountant, training: Training) -> tuple[Training, str]:
+def _with_proof(accountant: Accountant, training: Training) -> tuple[Training, str]:
     """Returns the training for which an accountant has a proof, and a note on it."""
     proven = training if training.sampling in accountant.samplings else training.unamplified
     return proven, UNAMPLIFIED if proven != training else ""

@@ -53,6 +53,7 @@ class Family:
         multipliers = _MOST - _LEAST + 1
 
         def is_refuted(step: int) -> bool:
+            """Returns whether this claim allows only a smaller rate of correct guesses."""
             claim = self._at(step)
             gain = advantage(claim) if isinstance(claim, Training) else claim.delta_at(0.0)
             return (1 + gain) / 2 < rate
@@ -66,4 +67,5 @@ class Family:
         return refuted.epsilon_at(delta)
 
     def _at(self, step: int) -> Claim:
+        """Returns the claim with the noise of a step of `_RATIO`, from 0 for the least."""
         return self.claim.weakened(self.claim.noise * _RATIO ** (_LEAST + step))

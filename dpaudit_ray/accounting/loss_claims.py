@@ -188,8 +188,8 @@ def _listed_sum(
     np.add.at(inside, cell, masses)
     outside = np.zeros(_CELLS)
     np.add.at(outside, cell, masses * np.exp(-values))
-    never = 1 - math.fsum(chances)
-    return _composed(inside, outside, -_CELLS // 2, width, releases, never)
+    infinite = 1 - math.fsum(chances)
+    return _composed(inside, outside, -_CELLS // 2, width, releases, infinite)
 
 
 def _composed(
@@ -198,7 +198,7 @@ def _composed(
     first: int,
     width: float,
     releases: int,
-    never: float = 0.0,
+    infinite: float = 0.0,
 ) -> LossSum:
     """Composes releases whose losses have these masses in cells of a grid.
 
@@ -208,9 +208,9 @@ def _composed(
         first: index of the lower end of the first cell.
         width: of a cell.
         releases: number of releases.
-        never: probability of an infinite loss.
+        infinite: probability of an infinite loss.
     """
     with np.errstate(divide="ignore"):
-        losses = split_losses(np.log(inside), np.log(outside), first, width, never=0.0)
-    losses = replace(losses, never=max(never, 0.0))
+        losses = split_losses(np.log(inside), np.log(outside), first, width, infinite=0.0)
+    losses = replace(losses, infinite=max(infinite, 0.0))
     return LossSum(((losses, releases),), pessimistic=True)

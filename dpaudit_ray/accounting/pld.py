@@ -104,7 +104,7 @@ def advantage(training: Training) -> float:
     largest_loss = quick_epsilon(training.unit_noise, steps, rate, 1e-5)
     # The error of a cell's rounding grows with the root of the steps.
     finest = 1e-2 / math.sqrt(steps)
-    width = _doubled(max(finest, largest_loss / _LARGEST_GRID / 10))
+    width = _shared_width(max(finest, largest_loss / _LARGEST_GRID / 10))
     sums = _composed((training,), width, pessimistic=True)
     return min(in_some_batch, max(total.delta(0.0) for total in sums))
 
@@ -165,10 +165,10 @@ def _width(training: Training, delta: float) -> float:
     loss_deviation = rate * math.sqrt(chi_square)
     largest_step_loss = (14 + 1 / noise) / noise  # 14 standard deviations of the noise away
     finest = max(loss_deviation / _FEWEST_CELLS, largest_step_loss / _LARGEST_STEP)
-    return _doubled(largest_loss / _LARGEST_GRID, min(finest, FINEST))
+    return _shared_width(largest_loss / _LARGEST_GRID, min(finest, FINEST))
 
 
-def _doubled(width: float, least: float = FINEST) -> float:
+def _shared_width(width: float, least: float = FINEST) -> float:
     """Rounds a grid width up to FINEST times a power of two, so that widths are shared."""
     doublings = math.ceil(math.log2(max(width, least) / FINEST))
     return float(FINEST * 2.0**doublings)
@@ -183,14 +183,14 @@ class Losses:
         first: index of the first loss; the i-th one is (first + i) * width + shift.
         width: distance between losses.
         shift: offset of the grid.
-        never: probability of an infinite loss.
+        infinite: probability of an infinite loss.
     """
 
     masses: Floats
     first: int
     width: float
     shift: float = 0.0
-    never: float = 0.0
+    infinite: float = 0.0
     _moments: dict[float, float] = field(default_factory=dict)
 
     @cached_property
@@ -247,13 +247,13 @@ def step_losses(
     replace = training.adjacency is Adjacency.REPLACE
     far = _FAR * noise
     ends = np.array([-far - replace, 1 + far])
-    loss = _mixed(ends, noise, rate)
+    loss = _loss_at(ends, noise, rate)
     if replace:  # the other record pulls the other way
-        loss = loss - _mixed(-ends, noise, rate)
+        loss = loss - _loss_at(-ends, noise, rate)
     first = math.floor(loss[0] / width)
     last = math.ceil(loss[1] / width)
     losses = np.arange(first, last + 1) * width
-    edges = np.clip(_position(losses, noise, rate, replace), *ends)
+    edges = np.clip(_output_with_loss(losses, noise, rate, replace), *ends)
     edges[[0, -1]] = ends if pessimistic else (-math.inf, math.inf)
     inside = _log_masses(edges, noise, rate, 1.0)
     outside = _log_masses(edges, noise, rate, -1.0) if replace else _log_between(edges / noise)
@@ -265,14 +265,14 @@ def step_losses(
     return removal, addition
 
 
-def _mixed(x: Floats, noise: float, rate: float) -> Floats:
+def _loss_at(x: Floats, noise: float, rate: float) -> Floats:
     """Computes the loss at x of (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²)."""
     inside = math.log(rate) + (2 * x - 1) / (2 * noise**2)
     with np.errstate(divide="ignore"):
         return np.asarray(np.logaddexp(np.log1p(-rate), inside))
 
 
-def _position(
+def _output_with_loss(
     loss: Floats,
     noise: float,
     rate: float,
@@ -336,7 +336,7 @@ def split_losses(
     lower: Floats,
     first: int,
     width: float,
-    never: float = 2 * float(ndtr(-_FAR)),
+    infinite: float = 2 * float(ndtr(-_FAR)),
 ) -> Losses:
     """Discretises a loss from above: splits the mass of each cell between its ends.
 
@@ -345,7 +345,7 @@ def split_losses(
         lower: log masses under the second one, [n].
         first: index of the lower end of the first cell.
         width: of a cell.
-        never: mass beyond all cells, which may have any loss.
+        infinite: mass beyond all cells, which may have any loss.
     """
     cells = np.exp(upper)
     starts = (first + np.arange(len(cells))) * width
@@ -355,8 +355,8 @@ def split_losses(
     to_upper_end = cells * share
     masses = np.append(cells - to_upper_end, 0.0)
     masses[1:] += to_upper_end
-    masses[0] += never
-    return Losses(masses, first, width, never=never)
+    masses[0] += infinite
+    return Losses(masses, first, width, infinite=infinite)
 
 
 def _rounded_down(
@@ -402,39 +402,46 @@ class LossSum:
     """
 
     def __init__(self, parts: Parts, pessimistic: bool) -> None:
+        """Adds up what the bounds need of all steps: infinite mass, and errors of rounding."""
         self._parts = parts
         self._width = parts[0][0].width
-        self._side = 1 if pessimistic else -1
-        self._never = sum(count * step.never for step, count in parts)
+        self._side = 1 if pessimistic else -1  # of the true δ and ε on which bounds lie
+        self._infinite = sum(count * step.infinite for step, count in parts)
         self._steps = sum(count for _, count in parts)
         # Largest error of the losses of all steps by rounding in floats.
         largest = 0.0
         for step, count in parts:
             largest += count * (1 + float(np.abs(step.points).max()))
-        self._slip = _ROUNDING * largest
+        self._loss_error = _ROUNDING * largest
 
     def delta(self, epsilon: float) -> float:
         """Bounds δ at ε, in [0, 1], by the weight θ that is best there."""
-        shifted = epsilon - self._side * self._slip  # allows for rounding of losses
+        shifted = epsilon - self._side * self._loss_error  # allows for rounding of losses
 
         def log_delta(theta: float) -> float:
+            """Returns the log of Chernoff's bound on δ, E e^(θ (L - ε))."""
             return self._log_moment(theta) - theta * shifted
 
         return min(self._delta(self._best(log_delta), shifted), 1.0)
 
     def epsilon(self, delta: float) -> float:
-        """Bounds ε at δ, at least 0."""
-        if delta <= self._never:
+        """Bounds ε at δ, at least 0: searches where the bound on δ, which falls in ε, meets δ.
+
+        The search begins at Chernoff's bound, above the result, and keeps the weight θ of it.
+        """
+        if delta <= self._infinite:
             return math.inf
-        log_delta = math.log(delta - self._never)
+        log_delta = math.log(delta - self._infinite)
 
         def chernoff(theta: float) -> float:
+            """Returns the ε at which E e^(θ (L - ε)) is the δ of finite losses."""
             return (self._log_moment(theta) - log_delta) / theta
 
         theta = self._best(chernoff)
         most = chernoff(theta)  # above both bounds
 
         def excess(epsilon: float) -> float:
+            """Returns the log of the bound on δ at ε, over δ."""
             bound = max(self._delta(theta, epsilon), _LEAST)
             return math.log(bound / delta)
 
@@ -442,7 +449,7 @@ class LossSum:
         if most <= 0 or (side > 0 and excess(0.0) <= 0):
             return 0.0
         if excess(most) >= 0:
-            return most + self._slip if side > 0 else 0.0
+            return most + self._loss_error if side > 0 else 0.0
         low = most
         step = 1 / theta  # far below, other weights would be needed
         while low > 0 and excess(low) <= 0:
@@ -452,10 +459,10 @@ class LossSum:
             return 0.0
         fine = 1e-12 * max(most, 1.0)
         end = root(excess, low, most, xtol=fine)
-        while side * excess(end) > 0:
+        while side * excess(end) > 0:  # until it lies on the proven side of the root
             end += side * fine
             fine *= 2
-        return max(end + side * self._slip, 0.0)
+        return max(end + side * self._loss_error, 0.0)
 
     def _delta(self, theta: float, epsilon: float) -> float:
         """Bounds δ at ε by losses weighted with e^(θ loss).
@@ -473,7 +480,7 @@ class LossSum:
         side = self._side
         rounding = 1 + side * (self._steps * _ROUNDING)
         bound = max(total + side * margin, 0.0) * scale * rounding
-        return bound + self._never if side > 0 else bound
+        return bound + self._infinite if side > 0 else bound
 
     def _log_moment(self, theta: float) -> float:
         """Computes K(θ) of all steps: log moments add up."""
@@ -481,7 +488,7 @@ class LossSum:
 
     def _best(self, cost: Callable[[float], float]) -> float:
         """Returns the power of 2 with the least `cost`, which falls and then rises."""
-        theta = self._flat
+        theta = self._widest_theta
         while theta * self._width < 1 and cost(2 * theta) < cost(theta):
             theta *= 2
         while theta > _FLATTEST and cost(theta / 2) < cost(theta):
@@ -489,7 +496,7 @@ class LossSum:
         return theta
 
     @cached_property
-    def _flat(self) -> float:
+    def _widest_theta(self) -> float:
         """θ at which losses within their spread have about one weight, a power of 2."""
         exponent = math.floor(-math.log2(self._spread(0.0)))
         return float(2.0**exponent)
@@ -509,6 +516,7 @@ class LossSum:
         spread = self._spread(theta)
 
         def chernoff(h: float) -> float:
+            """Returns the loss beyond which, in the direction of h, e^-45 of the mass may lie."""
             return (self._log_moment(theta + h) - log_moment + _TAIL) / h
 
         low = high = 0.0  # smallest and largest sum

@@ -126,10 +126,8 @@ def _show_risks(label: str, risks: dict[str, Risk]) -> None:
         ]
     }
     for name, risk in risks.items():
-        cells = []
-        for share in (risk.accuracy, *risk.members.values(), *risk.beliefs.values()):
-            cells.append(terminal.Figure(percent(round(share, 4))))
-        columns[name] = cells
+        shares = (risk.accuracy, *risk.members.values(), *risk.beliefs.values())
+        columns[name] = [terminal.Figure(percent(round(share, 4))) for share in shares]
     title = first.claim
     sentence = first.sentence
     if label:

@@ -127,9 +127,7 @@ class Checked:
         """
         self.different += 1
         if self.different <= KEPT:
-            texts = []
-            for value in (stored, derived):
-                texts.append(value if isinstance(value, str) else repr(value))
+            texts = [v if isinstance(v, str) else repr(v) for v in (stored, derived)]
             self.differences.append(Difference(file, audit, position, *texts))
 
     def compare(

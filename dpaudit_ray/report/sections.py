@@ -119,10 +119,7 @@ def _answer(
         }
         audits.append(content | {"row": row} | result)
     quotes = [audit.quote for audit in answer.audits]
-    measured = []
-    for name in UTILITY:
-        if not all(math.isnan(row[name]) for row in rows):
-            measured.append(name)
+    measured = [name for name in UTILITY if not all(math.isnan(row[name]) for row in rows)]
     return {
         "answer": answer,
         "audits": audits,
@@ -231,6 +228,6 @@ def _failed(run: Run) -> Content:
         what = f"{kind.label}: {trials} failed: {kind.message}"
         failed.append({"what": what, "detail": traceback})
     parts = outcomes.part_lines(outcomes.failed_parts(*files), run.plan)
-    for line in (*outcomes.missed_lines(*files), *parts):
-        failed.append({"what": line, "detail": ""})
+    lines = (*outcomes.missed_lines(*files), *parts)
+    failed += [{"what": line, "detail": ""} for line in lines]
     return {"failed": failed}

@@ -12,7 +12,7 @@ the same.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from enum import StrEnum
@@ -158,6 +158,7 @@ def judge(
         progress: called after each audit.
     """
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
+    # Numbers of the sampled audits that claim anything, which share the error equally.
     claiming = [
         index
         for index, (audit, cell) in enumerate(run.pairs)
@@ -185,17 +186,9 @@ def judge(
     ):
         verdict = Verdict.INCONCLUSIVE
     hints = list[str]()
-    if verdict is Verdict.INCONCLUSIVE:
-        weak = {}  # by number, the power of complete audits
-        for index in claiming:
-            audit = audits[index]
-            is_complete = audit.trials == audit.planned and not audit.failed_trials
-            if is_complete and audit.power < REQUIRED_POWER:
-                weak[index] = audit.power
-        if weak:
-            nearest = max(weak, key=weak.__getitem__)
-            with suppress(DpauditError):  # code or data of the hint are not here
-                hints += detection.for_weak(run, nearest, tests[nearest], alpha)
+    if verdict is Verdict.INCONCLUSIVE and (nearest := _nearest_weak(audits, claiming)) is not None:
+        with suppress(DpauditError):  # code or data of the hint are not here
+            hints += detection.for_weak(run, nearest, tests[nearest], alpha)
     return RunVerdict(
         verdict,
         confidence,
@@ -205,6 +198,22 @@ def judge(
         needed=needed / math.log(10),
         hints=tuple(hints),
     )
+
+
+def _nearest_weak(audits: Mapping[int, AuditVerdict], claiming: Iterable[int]) -> int | None:
+    """Returns the number of the most powerful of complete audits that are too weak, if any is.
+
+    Args:
+        audits: verdicts by number.
+        claiming: numbers of the audits that claim anything.
+    """
+    weak = {}  # powers by number
+    for index in claiming:
+        audit = audits[index]
+        is_complete = audit.trials == audit.planned and not audit.failed_trials
+        if is_complete and audit.power < REQUIRED_POWER:
+            weak[index] = audit.power
+    return max(weak, key=weak.__getitem__, default=None)
 
 
 def _all_evidence(
@@ -291,11 +300,11 @@ def _judge_audit(
     test = claims.test(audit, cell)
     watched = test if isinstance(test, RunTest) else test.process
     between_looks = () if isinstance(test, RunTest) else test.between_looks
-    reasons: list[str] = []
+    divergence = ""
     for pack in run.prefix(audit):
-        if isinstance(pack, PackScores):
-            for trial, reason in pack.diverged.items():
-                reasons.append(f"trial {trial} {reason}")
+        if isinstance(pack, PackScores) and pack.diverged and not divergence:
+            trial, reason = next(iter(pack.diverged.items()))
+            divergence = printable(f"trial {trial} {reason}")
         # Only the e-process needs each look; all other parts take the packs of a file at once.
         for part in score_stream.parts_between_looks(audit, pack, lambda: test.due):
             score_stream.feed(watched, part)
@@ -331,7 +340,7 @@ def _judge_audit(
         refuted_after=refuted_after,
         power=power,
         diverged=test.diverged,
-        divergence=printable(reasons[0]) if reasons else "",
+        divergence=divergence,
         lopsided=test.lopsided,
         above=above,
         remark=accounting.remark(claimed, accountant),
@@ -543,30 +552,15 @@ def _reason(
         audit: its verdict.
         failures: its packs that have failed.
     """
-    planned = run.plan.audits[index]
     if audit.verdict is Verdict.VIOLATION:
-        claimed = run.sweep.cells[index].claimed()
-        refuted = "the claim is refuted"
-        if _only_as_gaussian(run, index, audit.quote):
-            of_epsilon = EpsilonDelta(audit.claim, audit.quote.delta).words
-            refuted = (
-                f"as Gaussian releases the claim is refuted (no more than {of_epsilon} is shown)"
-            )
-        reason = f"{refuted} after {audit.refuted_after:,} of {audit.planned:,} trials"
-        effective = audit.effective_noise
-        if effective is None or effective > audit.noise_multiplier:
-            return reason
-        weaker = claimed.weakened(effective)
-        if isinstance(claimed, Training):
-            less = f"noise multiplier {effective:.3g} where {audit.noise_multiplier:.3g}"
-            return f"{reason}: no more private than with {less} is claimed"
-        return f"{reason}: no more private than {weaker.words} where {claimed.words} is claimed"
+        return _why_refuted(run, index, audit)
     if audit.verdict is Verdict.CONSISTENT:
         return f"{audit.trials:,} trials do not refute the claim, and {LESS_NOISE} would have shown"
     if audit.failed_trials:
         return audit.failed_trials
     if index in run.decided:
         return f"`stop_when` ended it after {run.decided[index]:,} of {audit.planned:,} trials"
+    planned = run.plan.audits[index]
     done = run.done(planned)
     if audit.claim == math.inf and done:
         return "it claims nothing, so there is nothing to refute"
@@ -594,6 +588,30 @@ def _reason(
         )
     chance = percent(round(audit.power, 2))
     return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
+
+
+def _why_refuted(run: Run, index: int, audit: AuditVerdict) -> str:
+    """Returns after how many trials a claim was refuted, and how little noise they show.
+
+    Args:
+        run: the run.
+        index: number of the audit.
+        audit: its verdict.
+    """
+    claimed = run.sweep.cells[index].claimed()
+    refuted = "the claim is refuted"
+    if _only_as_gaussian(run, index, audit.quote):
+        of_epsilon = EpsilonDelta(audit.claim, audit.quote.delta).words
+        refuted = f"as Gaussian releases the claim is refuted (no more than {of_epsilon} is shown)"
+    reason = f"{refuted} after {audit.refuted_after:,} of {audit.planned:,} trials"
+    effective = audit.effective_noise
+    if effective is None or effective > audit.noise_multiplier:
+        return reason
+    if isinstance(claimed, Training):
+        less = f"noise multiplier {effective:.3g} where {audit.noise_multiplier:.3g}"
+        return f"{reason}: no more private than with {less} is claimed"
+    weaker = claimed.weakened(effective).words
+    return f"{reason}: no more private than {weaker} where {claimed.words} is claimed"
 
 
 def _only_as_gaussian(run: Run, index: int, quote: Quote) -> bool:

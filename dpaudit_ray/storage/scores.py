@@ -176,8 +176,7 @@ class PackScores:
             pa.array(np.repeat(self.members, k)),
             pa.array(np.tile(np.asarray(self.steps, dtype=np.int32), n)),
         ]
-        for values in self._measured:
-            columns.append(pa.array(values.reshape(-1), from_pandas=False))
+        columns += [pa.array(values.reshape(-1), from_pandas=False) for values in self._measured]
         for name, by_trial in ((MISSED, self.missed), (DIVERGED, self.diverged)):
             if by_trial:
                 names.append(name)

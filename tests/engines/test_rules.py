@@ -154,10 +154,10 @@ def test_groups_that_free_memory_makes_smaller_are_told(monkeypatch, caplog):
     """Those of a network and its batch alone are not: every try has them."""
     memory.warn_of_short_memory.cache_clear()
     monkeypatch.setattr(memory, "free_bytes", lambda: 1 << 40)
-    assert Groups(64, 64).fitted(1 << 24) == Groups(8, 8)
+    assert Groups(64, 64).that_fit(1 << 24) == Groups(8, 8)
     assert caplog.messages == []
     monkeypatch.setattr(memory, "free_bytes", lambda: 1 << 27)
-    assert Groups(64, 64).fitted(1 << 24) == Groups(1, 1)
+    assert Groups(64, 64).that_fit(1 << 24) == Groups(1, 1)
     (said,) = caplog.messages
     assert "which may change last bits of scores" in said
 
@@ -168,7 +168,7 @@ def test_convolutions_go_in_groups_on_a_cpu_as_far_as_memory_is_fast(monkeypatch
     model = PackedModel(module)
     model.settle(x, y)
     assert model._copy(None, loops=False, mapped=False).together(x, y) == 16
-    assert Groups.for_cpu(module, in_loops=0).fitted(1 << 25) == Groups(4, 4)
+    assert Groups.for_cpu(module, in_loops=0).that_fit(1 << 25) == Groups(4, 4)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "wrn16"])

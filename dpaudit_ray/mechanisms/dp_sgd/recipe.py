@@ -136,13 +136,14 @@ class Recipe(Strict):
         if isinstance(self.noise, Correlated):
             part = f"noise: {self.noise.name}"
             is_fixed = self.sampling.in_known_steps
-            rules.append((part, "sampling", self.sampling.name, is_fixed, "fixed"))
-            rules.append((part, *engine))
+            rules += [
+                (part, "sampling", self.sampling.name, is_fixed, "fixed"),
+                (part, *engine),
+            ]
         if isinstance(self.unit, Group):
             part = f"unit: {self.unit.protects}"
             views = self.augmentations
-            rules.append((part, "augmentations", views, views == 1, "1"))
-            rules.append((part, *engine))
+            rules += [(part, "augmentations", views, views == 1, "1"), (part, *engine)]
         for part, key, value, fits, requirement in rules:
             if not fits:
                 problem = f"is {value}, but {part} takes {requirement}"

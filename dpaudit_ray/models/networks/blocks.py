@@ -47,6 +47,7 @@ class BasicBlock(nn.Module):
         stride: int,
         groups: int,
     ) -> None:
+        """Makes the block; `groups` of both GroupNorms, `stride` of the first convolution."""
         super().__init__()
         layers = _two_convolutions(channels, out, stride, groups)
         self.residual = nn.Sequential(*layers, nn.GroupNorm(groups, out))
@@ -72,6 +73,7 @@ class PreActivationBlock(nn.Module):
         stride: int,
         groups: int,
     ) -> None:
+        """Makes the block; `groups` of both GroupNorms, `stride` of the first convolution."""
         super().__init__()
         self.activation = nn.Sequential(nn.GroupNorm(groups, channels), nn.ReLU())
         self.residual = nn.Sequential(*_two_convolutions(channels, out, stride, groups))
@@ -104,8 +106,7 @@ def stages(
     blocks: list[nn.Module] = []
     for width in widths:
         stride = 2 if blocks else 1
-        blocks.append(block(channels, width, stride, groups))
-        blocks.append(block(width, width, 1, groups))
+        blocks += [block(channels, width, stride, groups), block(width, width, 1, groups)]
         channels = width
     return blocks
 

@@ -36,10 +36,7 @@ def flat_vectors(tensors: Iterable[torch.Tensor]) -> Release:
 
 def gradients(params: Iterable[torch.Tensor]) -> Release:
     """Returns the gradients of parameters; zeros without any."""
-    tensors = []
-    for p in params:
-        tensors.append(torch.zeros_like(p) if p.grad is None else p.grad)
-    return flat_vectors(tensors)
+    return flat_vectors(torch.zeros_like(p) if p.grad is None else p.grad for p in params)
 
 
 def is_array(value: Any, least_dim: int = 1) -> bool:
