@@ -179,6 +179,7 @@ class _Job:
         for line in outcomes.part_lines(failed_parts, self.plan):
             self.tell(line)
         packs = len(self._remaining(failures))
+        # Whatever the executor, this process does what remains once no pack is left to run.
         name = self.executor if packs else "inline"
         with self._dispatcher(name, packs) as dispatcher:
             if retried:
@@ -188,7 +189,7 @@ class _Job:
                 stop=self.stop, show=self.show, require=self.lease.require,
             )  # fmt: skip
             summary = driver.run()
-            self.directory.require_owned()
+            self.directory.require_owned()  # else another driver's packs would count as ours
             if retried:  # packs whose turn did not come are misses again
                 dispatcher.give_up(retried)
                 dispatcher.flush()

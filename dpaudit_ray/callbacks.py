@@ -101,6 +101,7 @@ class Callbacks:
         self._call("on_end", result)
 
     def _call(self, method: str, event: AuditProgress | Result) -> None:
+        """Calls a method of every callback; one that raises is reported, and not called again."""
         for callback in tuple(self._callbacks):
             try:
                 getattr(callback, method)(event)
@@ -116,6 +117,7 @@ def _name(audit: AuditProgress) -> str:
 
 
 def _metrics(audit: AuditProgress) -> dict[str, float]:
+    """Returns the bound so far and the claim, by the audit's name and theirs."""
     name = _name(audit)
     return {f"{name}/epsilon_lower": audit.epsilon_lower, f"{name}/claim": audit.claim}
 

@@ -118,6 +118,7 @@ class SweepError(SpecError):
     problems: tuple[SpecError, ...] = ()
 
     def __init__(self, problems: tuple[SpecError, ...]) -> None:
+        """Takes at least one mistake."""
         first = problems[0]
         super().__init__(first.key, first.problem)
         self.args = (problems,)

@@ -36,6 +36,7 @@ class Marks:
     public: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        """Raises ValueError for a δ outside (0, 1), or an ε that is not above 0."""
         if self.delta is not None and not 0 < self.delta < 1:
             raise ValueError(f"delta must lie between 0 and 1, got {self.delta!r}")
         if self.epsilon is not None and not self.epsilon > 0:

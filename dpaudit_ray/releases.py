@@ -80,7 +80,12 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
         stream.whiten(arrays, strategy, separation, indices)
 
     def released(change: Any, seed: int | None) -> list[Any]:
-        """Returns the sums with one example changed, plus noise, drawn if it is a function."""
+        """Returns the sums with one example changed, plus noise, drawn if it is a function.
+
+        Args:
+            change: as `change_examples` takes it; None for the step as it is.
+            seed: not used: noise is drawn by global generators, which the audit seeds.
+        """
         if callable(total):
             sums = list(total(_change_examples(examples, change)))
         else:
@@ -95,7 +100,7 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
 
     if not stream:
         return released(None, None)
-    shapes = [tuple(array.shape[1:]) for array in examples]
+    shapes = [tuple(array.shape[1:]) for array in examples]  # of an example's gradient
     if not callable(total) and not examples:
         shapes = [tuple(array.shape) for array in total]
     rows = len(examples[0]) if examples else None
@@ -143,7 +148,7 @@ def audited_release(
             bound.apply_defaults()
             arguments = dict(bound.arguments)
             examples, unflatten_records = _flatten({name: arguments[name] for name in records})
-            unflatten: Any = None
+            unflatten: Any = None  # gives arrays the structure of what the function last returned
 
             def released(change: Any, seed: int | None) -> list[Any]:
                 """Calls the function with one record changed, and with a given seed.
@@ -154,7 +159,7 @@ def audited_release(
                 """
                 nonlocal unflatten
                 changed_records = unflatten_records(_change_examples(examples, change))
-                changed = bound.arguments  # those that the next call gets
+                changed = bound.arguments  # `bound.args` and `bound.kwargs` follow it
                 changed.update(arguments | changed_records)
                 tensorflow = sys.modules.get("tensorflow")
                 if seed is not None and key is not None:

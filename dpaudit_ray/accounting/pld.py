@@ -216,14 +216,14 @@ class Losses:
         """Returns the masses in proportion to e^(θ loss), which sum to 1."""
         exponents = theta * self.points - self.log_moment(theta)
         if exponents.max() < _OVERFLOW:
-            return np.asarray(np.exp(exponents) * self.masses)
-        return np.asarray(np.exp(exponents + self._log_masses))
+            return np.exp(exponents) * self.masses
+        return np.exp(exponents + self._log_masses)
 
     @cached_property
     def _log_masses(self) -> Floats:
         """Natural logarithms of the masses, -inf for 0."""
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(self.masses))
+            return np.log(self.masses)
 
 
 @lru_cache(maxsize=4)
@@ -269,7 +269,7 @@ def _loss_at(x: Floats, noise: float, rate: float) -> Floats:
     """Computes the loss at x of (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²)."""
     inside = math.log(rate) + (2 * x - 1) / (2 * noise**2)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.logaddexp(np.log1p(-rate), inside))
+        return np.logaddexp(np.log1p(-rate), inside)
 
 
 def _output_with_loss(
@@ -295,7 +295,7 @@ def _output_with_loss(
             log_remainder = np.log(-np.expm1(np.log1p(-rate) - loss))
             position = noise**2 * (loss + log_remainder - math.log(rate)) + 0.5
             # NaN is for losses below log(1 - q), which no output has.
-            return np.asarray(np.where(np.isnan(position), -math.inf, position))
+            return np.where(np.isnan(position), -math.inf, position)
         half_loss = np.abs(loss) / 2  # x has the sign of the loss, and its size that of |loss|
         log_sinh = half_loss + np.log(-np.expm1(-2 * half_loss)) - math.log(2)
         log_y = np.log1p(-rate) + log_sinh - math.log(rate) + 1 / (2 * noise**2)

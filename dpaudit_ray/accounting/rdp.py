@@ -58,7 +58,7 @@ def divergences(
     if not np.all(alphas > 1):
         raise ValueError(f"orders must exceed 1, got {orders!r}")
     if sample_rate == 1:
-        return np.asarray(steps * alphas / (2 * noise_multiplier**2))
+        return steps * alphas / (2 * noise_multiplier**2)
     from opacus.accountants.analysis.rdp import compute_rdp
 
     divergence = compute_rdp(

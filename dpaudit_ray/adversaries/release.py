@@ -53,4 +53,4 @@ class OutputAdversary(Adversary):
 
 def rounded(scores: Floats) -> Floats:
     """Rounds scores to 1/1024: a file then holds them in about two bytes each."""
-    return np.asarray(np.round(scores * 1024) / 1024)
+    return np.round(scores * 1024) / 1024

@@ -201,6 +201,7 @@ class Display:
     """
 
     def __init__(self, quiet: bool = False) -> None:
+        """Prepares the writer thread; nothing is shown before the display is entered."""
         self._console = Console(**terminal.VERBATIM)
         self._plain = quiet or not terminal.interactive() or self._console.is_dumb_terminal
         self._put = terminal.add if quiet else terminal.say

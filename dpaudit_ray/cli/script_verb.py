@@ -172,13 +172,16 @@ def _progress(budget: float) -> Iterator[Callable[[str], None]]:
     ended = threading.Event()
 
     def set_phase(text: str) -> None:
+        """Names the phase in all lines from now on."""
         nonlocal phase
         phase = text
 
     def line() -> str:
+        """Returns the phase with the time that the audit has taken so far."""
         return f"{phase} ({duration(time.monotonic() - started)} of {duration(budget)})"
 
     def write() -> None:
+        """Writes lines until the audit has ended: to a log new ones, else one that changes."""
         console = Console(stderr=True)
         if not console.is_terminal:
             while not ended.wait(_LINE_SECONDS):

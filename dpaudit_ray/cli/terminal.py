@@ -202,6 +202,7 @@ class _Column:
         cells: list[str],
         is_text: bool,
     ) -> None:
+        """Takes a head, perhaps of several lines, and its cells; text is aligned to the left."""
         self.head = head
         self.cells = cells
         self.is_text = is_text

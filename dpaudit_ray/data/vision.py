@@ -37,6 +37,7 @@ class _Images(Data):
     normalize: bool = False  # give every channel mean 0, deviation 1
 
     def files(self) -> tuple[Path, ...]:
+        """Returns the files of the split, and those of the training set if they normalise it."""
         names: list[str] = []
         if self.split == "train" or self.normalize:
             names += self.parts

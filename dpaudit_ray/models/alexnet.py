@@ -66,6 +66,7 @@ class AlexNet(Model):
             ) from error
 
     def build(self, shape: Shape, classes: int) -> "nn.Module":
+        """Makes the linear layer on the body's outputs. Raises SpecError for other inputs."""
         from torch import nn
 
         if shape != (_FEATURES,):

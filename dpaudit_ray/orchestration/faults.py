@@ -64,7 +64,7 @@ class FaultAttribution:
         return True
 
     def drop(self, pack: Pack) -> None:
-        """Ends a suspicion without a verdict on its trainer."""
+        """Forgets who failed at a pack, if anyone did: that trainer is not blamed for it."""
         if pack in self._suspicions:
             _, worker = self._suspicions.pop(pack)
             worker.suspected.discard(pack)

@@ -112,7 +112,7 @@ def preview(
     plan = replace(plan, data=previous.data)
     preparations = {audit.preparation.id for audit in plan.audits if audit.preparation}
     if begun or any(map(run.parts, preparations)):
-        return _followed(plan, previous, run, report)
+        return _with_stored_code(plan, previous, run, report)
     return plan
 
 
@@ -158,8 +158,8 @@ def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirecto
     if same and new.seed == recorded.seed:
         remedy += " and a new seed"
     return RunDirectoryError(
-        f"{run.location} holds another sweep ({_listed(changes)}); {remedy}, or the old settings "
-        "to resume"
+        f"{run.location} holds another sweep ({_first_changes(changes)}); {remedy}, or the old "
+        "settings to resume"
     )
 
 
@@ -193,13 +193,13 @@ def _in_words(value: Any) -> str:
     return plain(value, "") if isinstance(value, float) else repr(value)
 
 
-def _listed(changes: list[str]) -> str:
+def _first_changes(changes: list[str]) -> str:
     """Returns the first four changes, and how many more there are."""
     more = [f"and {len(changes) - 4} more"] if len(changes) > 4 else []
     return "; ".join(changes[:4] + more)
 
 
-def _followed(
+def _with_stored_code(
     plan: Plan,
     previous: Plan,
     run: RunDirectory,
@@ -217,12 +217,14 @@ def _followed(
     remains = any(remaining(run, plan))
     grave, harmless = provenance.changes(code, plan.code[-1])
     if harmless and remains:
-        report(f"{run.location} continues elsewhere ({_listed(harmless)}): last bits may differ")
+        report(
+            f"{run.location} continues elsewhere ({_first_changes(harmless)}): last bits may differ"
+        )
     other_modules = code.modules != plan.code[-1].modules
     if grave and (remains or other_modules):
         comments = ", in which comments count too" if other_modules else ""
         raise RunDirectoryError(
-            f"{run.location} was run with other code{comments} ({_listed(grave)}); {RESTORE}"
+            f"{run.location} was run with other code{comments} ({_first_changes(grave)}); {RESTORE}"
         )
     return replace(plan, code=previous.code)
 

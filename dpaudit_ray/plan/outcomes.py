@@ -174,8 +174,9 @@ class Record:
     """
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        """Reads the file of a run directory. Raises RunDirectoryError if it is damaged."""
         self._run = run
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         self._content = read(run, plan)
         self.failed = {failure.pack: failure for failure in failed(run, plan)}
 
@@ -200,14 +201,14 @@ class Record:
             self._run.write_output(audit, trial, f"{lines(printed[trial])[:_LONGEST_OUTPUT]}\n")
         scores = replace(scores, outputs={})
         self._run.write_scores(audit, scores)
-        with self._turn:
+        with self._lock:
             if pack in self.failed:
                 self.set_failed(f for f in self.failed.values() if f.pack != pack)
         return scores
 
     def add_failed(self, packs: dict[Pack, Failure]) -> None:
         """Adds packs that are given up. Raises StorageError."""
-        with self._turn:
+        with self._lock:
             self.set_failed((self.failed | packs).values())
 
     def set_failed(self, failures: Iterable[Failure]) -> None:
@@ -255,7 +256,7 @@ class Record:
 
     def replace(self, **fields: Any) -> None:
         """Writes the file with other content of these fields. Raises StorageError."""
-        with self._turn:
+        with self._lock:
             content = replace(self._content, **fields)
             if content != self._content:
                 self._run.write_json(FILE, asdict(content))

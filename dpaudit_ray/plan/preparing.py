@@ -128,15 +128,16 @@ class Prepared:
     """Stores, counts and reads the parts of a sweep's preparations, in any thread."""
 
     def __init__(self, run: RunDirectory, plan: Plan) -> None:
+        """Looks up which parts the run directory has."""
         self._run = run
         self._plan = plan
-        self._turn = threading.Lock()  # one thread at a time reads `_stored`, or adds to it
+        self._lock = threading.Lock()  # one thread at a time reads `_stored`, or adds to it
         self._stored = {entry.id: run.parts(entry.id) for entry in _waiting(plan)}  # their numbers
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part, or raises StorageError; storing it again changes nothing."""
         self._run.write_part(part.preparation, part.first, arrays)
-        with self._turn:
+        with self._lock:
             self._stored[part.preparation].add(part.first)
 
     def parts(self, audit: int) -> tuple[Arrays, ...]:
@@ -168,5 +169,5 @@ class Prepared:
         if preparation is None:
             return 0, 0
         numbers = range(preparation.parts)
-        with self._turn:
+        with self._lock:
             return len(self._stored[preparation.id].intersection(numbers)), preparation.parts

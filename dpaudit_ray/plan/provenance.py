@@ -149,8 +149,8 @@ def device(gpu: bool = False) -> str:
         if instructions in flags:
             words.append(instructions)
             break
-    variables = ("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME")
-    words += [os.environ.get(name, "") for name in variables]
+    for variable in ("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME"):
+        words.append(os.environ.get(variable, ""))
     return ", ".join(filter(None, words))
 
 

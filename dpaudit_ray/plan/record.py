@@ -86,6 +86,7 @@ def _check_audit(audit: PlannedAudit, index: int) -> None:
 
 
 def _rising(*numbers: int) -> tuple[int, ...]:
+    """Returns the distinct numbers in rising order."""
     return tuple(sorted(set(numbers)))
 
 
@@ -125,6 +126,7 @@ def newer_version(run: RunDirectory) -> str | None:
 
 @functools.lru_cache(maxsize=1)  # starting a driver reads the same plan five times
 def _parsed(text: str) -> Plan:
+    """Returns the plan of a file's text. Raises ValueError for anything else."""
     return from_json(strangers.parsed(text))
 
 
@@ -184,7 +186,7 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
             same &= cell.fingerprint == audit.fingerprint
             same &= not cell.sampled or cell.canaries == audit.canaries
         if not same:
-            raise _other(run)
+            raise _of_another_sweep(run)
         if difference := claims.difference(audit.claims, cell):
             raise RunDirectoryError(
                 f"{run.location}/{FILE} is not what its sweep promises ({audit.label}: "
@@ -193,12 +195,14 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
 
 
 def _check_numbers(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
+    """Raises RunDirectoryError unless both agree on digest, seed and number of audits."""
     of_sweep = (sweep.fingerprint, sweep.seed, len(sweep.cells))
     if of_sweep != (plan.fingerprint, plan.seed, len(plan.audits)):
-        raise _other(run)
+        raise _of_another_sweep(run)
 
 
-def _other(run: RunDirectory) -> RunDirectoryError:
+def _of_another_sweep(run: RunDirectory) -> RunDirectoryError:
+    """Makes the error of a plan that belongs to another sweep."""
     remedy = newer_version(run) or RESTORE
     return RunDirectoryError(f"{run.location}/{FILE} is the plan of another sweep; {remedy}")
 

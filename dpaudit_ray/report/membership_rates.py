@@ -156,6 +156,6 @@ def table(run: Run) -> pd.DataFrame:
             summary[key] = entry[key]["value"]
             summary[f"{key}_low"] = entry[key]["low"]
             summary[f"{key}_high"] = entry[key]["high"]
-        points = entry["points"] or [dict.fromkeys(_POINT, math.nan)]
-        rows += [summary | point for point in points]
+        for point in entry["points"] or [dict.fromkeys(_POINT, math.nan)]:
+            rows.append(summary | point)
     return pd.DataFrame(rows)

@@ -57,6 +57,7 @@ def of_run(run: Run, roc: list[pd.DataFrame]) -> Iterator[Picture]:
 
 
 def _trend(trend: whole_run.Trend) -> Chart:
+    """Returns the chart of bounds and claims over a setting; logarithmic in it if it is wide."""
     claims = trend.claims.assign(series="claim: " + trend.claims["series"])
     table = pd.concat([claims, trend.table])
     logarithmic = "xy" if trend.wide else "y"
@@ -66,6 +67,7 @@ def _trend(trend: whole_run.Trend) -> Chart:
 
 
 def _distribution(distribution: whole_run.Distribution) -> Chart:
+    """Returns the chart of two histograms of scores as outlines, shares on a logarithmic axis."""
     outlines = [
         charts.outline(label, distribution.edges, shares)
         for label, shares in distribution.shares.items()
@@ -76,6 +78,7 @@ def _distribution(distribution: whole_run.Distribution) -> Chart:
 
 
 def _roc(curves: list[pd.DataFrame]) -> Chart:
+    """Returns the chart of ROC curves, one for each colour, with claims and guessing by chance."""
     table = pd.concat(curves[: len(COLOURS)])
     kinds = {name: "claim" for name in table["series"] if name.startswith("claim: ")}
     ends = [table["x"].min(), 1.0]

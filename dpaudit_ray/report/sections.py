@@ -119,7 +119,10 @@ def _answer(
         }
         audits.append(content | {"row": row} | result)
     quotes = [audit.quote for audit in answer.audits]
-    measured = [name for name in UTILITY if not all(math.isnan(row[name]) for row in rows)]
+    measured = []
+    for name in UTILITY:
+        if not all(math.isnan(row[name]) for row in rows):
+            measured.append(name)
     return {
         "answer": answer,
         "audits": audits,
@@ -228,6 +231,6 @@ def _failed(run: Run) -> Content:
         what = f"{kind.label}: {trials} failed: {kind.message}"
         failed.append({"what": what, "detail": traceback})
     parts = outcomes.part_lines(outcomes.failed_parts(*files), run.plan)
-    lines = (*outcomes.missed_lines(*files), *parts)
-    failed += [{"what": line, "detail": ""} for line in lines]
+    for line in (*outcomes.missed_lines(*files), *parts):
+        failed.append({"what": line, "detail": ""})
     return {"failed": failed}

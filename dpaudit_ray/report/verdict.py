@@ -186,7 +186,8 @@ def judge(
     ):
         verdict = Verdict.INCONCLUSIVE
     hints = list[str]()
-    if verdict is Verdict.INCONCLUSIVE and (nearest := _nearest_weak(audits, claiming)) is not None:
+    nearest = _nearest_weak(audits, claiming)
+    if verdict is Verdict.INCONCLUSIVE and nearest is not None:
         with suppress(DpauditError):  # code or data of the hint are not here
             hints += detection.for_weak(run, nearest, tests[nearest], alpha)
     return RunVerdict(

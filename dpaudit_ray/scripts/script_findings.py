@@ -146,6 +146,7 @@ class Measured:
     assumes: str
 
     def __str__(self) -> str:
+        """The bound and the accounted ε, with δ, confidence and assumption."""
         bound = f"ε >= {self.epsilon:.3g}" if self.epsilon > 0 else "no ε above 0 shown"
         confidence = percent(1 - ALPHA[self.layer])
         return (

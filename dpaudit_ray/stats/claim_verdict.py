@@ -64,6 +64,7 @@ class DeclaredTest:
     """
 
     def __init__(self, planned: int, log_odds: bool = False) -> None:
+        """Places at most LOOKS looks, evenly and the last at the end. Raises ValueError."""
         if planned < 1:
             raise ValueError(f"planned must be at least 1, got {planned}")
         looks = max(min(LOOKS, planned // _FEWEST), 1)
@@ -170,6 +171,7 @@ class BoundTest:
     """
 
     def __init__(self, planned: int, delta: float, log_odds: bool = False) -> None:
+        """Begins without trials."""
         self._missing = planned
         self._delta = delta
         self._state = OneRun(planned, independent=True, log_odds=log_odds)

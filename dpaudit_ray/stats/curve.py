@@ -139,7 +139,7 @@ class Responses:
         sureness = self.log_odds.copy()
         sureness[0] += 1  # what reveals the bit is surer than all else
         sign = np.where(members ^ is_wrong, 1, -1)
-        return np.asarray(sign * sureness[level])
+        return sign * sureness[level]
 
     @property
     def one_sided(self) -> "Responses":

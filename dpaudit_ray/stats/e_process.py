@@ -113,7 +113,7 @@ def _log_wealth(
     edge = mean - m
     stakes = np.clip(edge / (variance + edge**2), 0.0, share / m)
     growth = np.log1p(stakes * (values - m))
-    return np.asarray(np.cumsum(growth))
+    return np.cumsum(growth)
 
 
 def anytime_lower(

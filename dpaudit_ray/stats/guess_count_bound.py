@@ -199,6 +199,7 @@ class Guesses(ThroughCurve):
     warmup: int = 20  # first trials, which are not judged
 
     def __post_init__(self) -> None:
+        """Begins to count. Raises ValueError for an option out of its bounds."""
         super().__post_init__()
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0, got {self.warmup}")

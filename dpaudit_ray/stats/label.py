@@ -166,7 +166,7 @@ def clipped(norms: Floats, residuals: Floats, clip_norm: float) -> Floats:
     """
     with np.errstate(divide="ignore"):
         factors = np.minimum(1.0, clip_norm / (norms * np.abs(residuals)))
-        return np.asarray(residuals * factors)
+        return residuals * factors
 
 
 def solver(gram: Floats) -> tuple[Floats, NDArray[np.bool_]]:

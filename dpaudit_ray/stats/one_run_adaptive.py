@@ -111,7 +111,7 @@ def _curves(quantiles: Floats) -> Floats:
     below = [np.minimum(quantiles + start, 0) for start in _STARTS]
     lines = np.stack(both + above + below, axis=1)
     odds = lines[:, :, None] * _SLOPES
-    return np.asarray(odds.reshape(len(quantiles), -1))
+    return odds.reshape(len(quantiles), -1)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def hit_rate(
     """
     right = np.maximum(guesses - wrong - revealed, 0.0)
     bound = betaincinv(np.maximum(right, 1e-9), wrong + missed + 1, alpha)
-    return np.asarray(np.where(right > 0, bound, 0.0))
+    return np.where(right > 0, bound, 0.0)
 
 
 def first_trials(planned: int) -> int:

@@ -144,6 +144,7 @@ class Bucket:
     """
 
     def __init__(self, location: str) -> None:
+        """Makes the store's clients, without a request. Raises ValueError for a bad address."""
         scheme, _, path = location.partition("://")
         if scheme not in _SCHEMES:
             raise ValueError(f"{scheme}:// is not one of {', '.join(_SCHEMES)}")
@@ -235,6 +236,7 @@ class Bucket:
             _request(obstore.rename, self._store, name, new_name)
 
     def delete(self, name: str) -> None:
+        """Deletes an object; one that is gone already is no error."""
         with self.passage(), suppress(FileNotFoundError):
             _request(obstore.delete, self._store, name)
 
@@ -242,6 +244,7 @@ class Bucket:
         return False
 
     def exists(self, name: str) -> bool:
+        """Returns whether there is an object of this name."""
         try:
             self._head(name)
         except FileNotFoundError:

@@ -85,6 +85,7 @@ class Table(io.RawIOBase):
     """
 
     def __init__(self, file: Path) -> None:
+        """Opens a file. Raises ForeignFileError for formats other than CSV, by the suffix."""
         if foreign := _FOREIGN.intersection(file.suffixes):
             raise ForeignFileError(
                 f"is a {min(foreign)} file, but only CSV text is read, plain or as "

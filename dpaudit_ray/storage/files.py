@@ -34,6 +34,7 @@ class Folder:
     """
 
     def __init__(self, location: str) -> None:
+        """Takes a path, perhaps with ~, or a `file://` address; the folder need not exist yet."""
         if location.startswith("file://"):
             location = urllib.parse.unquote(location.removeprefix("file://"))
         self._root = Path(location).expanduser().absolute()

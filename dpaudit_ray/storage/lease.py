@@ -52,6 +52,7 @@ class Lease:
         owner: str,
         before: str | None,
     ) -> None:
+        """Holds what is granted already; `renewed` keeps it."""
         self.owner = owner
         self.before = before
         self.run = run.owned_by(owner)
@@ -278,6 +279,7 @@ class Holder:
     silent: float = 0.0
 
     def __str__(self) -> str:
+        """The driver in the words of messages, and how long it has been silent."""
         process = f"process {'?' if self.pid is None else self.pid} on {self.host}"
         if not self.silent:
             return f"a driver is at work: {process}"

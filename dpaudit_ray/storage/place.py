@@ -119,6 +119,7 @@ class Place:
         patience: Patience = _ONCE,
         owner: str | None = None,
     ) -> None:
+        """Makes the client, without a request. Raises RunDirectoryError for a bad address."""
         self._patience = patience
         self.owner = owner
         try:

@@ -133,7 +133,10 @@ class Cell(Strict):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of all that determines bits and scores."""
+        """Hex digest of all that determines bits and scores.
+
+        Options that were added later enter it only away from their defaults: earlier runs keep it.
+        """
         identity: list[Any] = [self.mechanism.identity(), self.adversary.identity()]
         if self.audit.paired:
             identity.append("paired")

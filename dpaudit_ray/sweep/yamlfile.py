@@ -32,6 +32,7 @@ class _Loader(yaml.SafeLoader):
     """Bounds aliases and numbers, and refuses repeated keys, of which YAML keeps the last."""
 
     def __init__(self, text: str, source: str) -> None:
+        """Takes a file's text, and its name for messages."""
         super().__init__(text)
         self.name = source
         self._values = self._depth = 0

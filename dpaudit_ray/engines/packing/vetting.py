@@ -80,6 +80,7 @@ def vet(
         check(outputs, expected[rows])
         return outputs
 
+    # The same batch twice: no random numbers, no state, equal outputs.
     before = _state(module)
     generators = _generator_states()
     with Reads(x) as reads:
@@ -93,12 +94,14 @@ def vet(
     _check_state(module, state)
     if reads.has_read:
         return True
+    # Another last example: outputs of those before it stay.
     if x.device.type == "cpu":
         for example in _other_examples(x, thorough):
             changed = torch.cat([x[:-1], example])
             outputs = _tried(module, changed)
             if outputs is not None:
                 check(outputs, expected[:-1])
+    # Each example alone, and parts of a batch of the training's size.
     for j in range(len(x) if thorough else 1):
         part(slice(j, j + 1), x, expected)
     if len(many) > len(x):

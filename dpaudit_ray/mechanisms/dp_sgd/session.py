@@ -94,6 +94,7 @@ class PublicView:
 
     @property
     def outside(self) -> Examples | None:
+        """Copies of the reserved examples, x and y, which no private step sees; None without."""
         if self._training.reserved is None:
             return None
         x, y = self._training.reserved

@@ -15,6 +15,7 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     """Replaces a function by the decorated one, which gets the original before all arguments."""
 
     def replace(wrapper: Callable[..., Any]) -> None:
+        """Puts the wrapper in the function's place."""
         original = getattr(owner, name)
         setattr(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
 
@@ -31,6 +32,8 @@ def _observe(owner: Any, name: str, is_after: bool) -> Callable[[Callable[..., N
     """
 
     def register(observer: Callable[..., None]) -> None:
+        """Puts a function in the place of the observed one that calls both."""
+
         @around(owner, name)
         def call(original: Any, /, *args: Any, **kwargs: Any) -> Any:
             """Calls the observed function, and the observer; returns what the former returns."""

@@ -130,7 +130,7 @@ class Stream(StepWatch):
         run.accountants.settle(self.at)
         if inspects and not self.steps:
             run.publications.before |= digests_of_all_networks()
-        with run.clock.inspection():
+        with run.clock.inspection():  # time that is not the script's
             if self.steps in INSPECTED:
                 self.generators = script_generators()
             if inspects and not clips:
@@ -148,7 +148,7 @@ class Stream(StepWatch):
                     run.followed.end(StackDataset(*tables), {})
             if inspects and sum(self.sizes) <= _MOST_ROWS:
                 self._note_draw(records)
-            change = self.begin_trial(self.rate)
+            change = self.begin_trial(self.rate)  # None: no canary joins it
         arrays = self._pin(records) if run.request.pinned else call(change, None)
         self.released_shapes = [tuple(array.shape) for array in arrays]
         release = _flat(arrays)

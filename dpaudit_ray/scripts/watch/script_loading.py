@@ -74,6 +74,8 @@ def _run_file(state: WatchedRun, script: Path) -> Any:
         """Takes the place of `@audited(...)`: also notes marks and result of the function."""
 
         def mark(function: Any) -> Any:
+            """Decorates the script's function."""
+
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
                 """Calls the function, and notes its marks and its result."""
