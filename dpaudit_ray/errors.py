@@ -285,15 +285,16 @@ _BETWEEN_LINES = re.compile(f"[\x00-\x08{_OTHERS}]")
 
 def printable(text: str) -> str:
     """Returns `text` in one line: unprintable characters and ends of lines are escaped (\\x1b)."""
-    return _UNPRINTABLE.sub(_written, text)
+    return _UNPRINTABLE.sub(_escape, text)
 
 
 def lines(text: str) -> str:
     """Returns `text` in its lines, with other unprintable characters escaped; tabs stay."""
-    return _BETWEEN_LINES.sub(_written, text)
+    return _BETWEEN_LINES.sub(_escape, text)
 
 
-def _written(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
+    """Returns the matched characters as escapes of Python, such as \\x1b."""
     return match[0].encode("unicode_escape").decode("ascii")
 
 

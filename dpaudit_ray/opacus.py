@@ -64,6 +64,7 @@ def audited(
     marks = Marks(delta, epsilon, (public,) if isinstance(public, str) else tuple(public))
 
     def mark(function: F) -> F:
+        """Leaves the function as it is, with its marks on it."""
         setattr(function, _MARK, marks)
         return function
 

@@ -176,6 +176,7 @@ def nested(base: type[P]) -> BeforeValidator:
     """Returns an annotation for a field that holds a plug-in: named or by its options."""
 
     def plugin_from_raw(raw: Any, info: ValidationInfo) -> P:
+        """Returns the plug-in that the field names. Raises SpecError under the field's name."""
         with carried():
             return parse(base, raw, str(info.field_name))
 
@@ -353,6 +354,7 @@ def _stand_in(base: Any) -> Any:
     """Makes a class of this kind with any options, whose methods raise `not_imported`."""
 
     def refuse(self: Plugin, *_: Any, **__: Any) -> Any:
+        """Takes the place of every abstract method."""
         raise not_imported(self.name)
 
     content = {

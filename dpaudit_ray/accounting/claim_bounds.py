@@ -185,6 +185,7 @@ def noise_multiplier(
         return math.sqrt(fixed.steps) / float(gdp.mu(epsilon, delta))
 
     def claim(noise: float) -> float:
+        """Returns ε of this training with another noise multiplier."""
         with_noise = replace(training, noise_multiplier=noise)
         return epsilon_of(with_noise, delta, accountant).upper
 
@@ -216,11 +217,9 @@ def clt_noise_multiplier(
     tolerance: float = 0.01,
 ) -> float:
     """Returns a noise multiplier by `clt_epsilon`: too small, since that is no upper bound."""
-
-    def claim(noise: float) -> float:
-        return clt_epsilon(noise, steps, delta, sample_rate)
-
-    return _bisected_noise(claim, epsilon, tolerance)
+    return _bisected_noise(
+        lambda noise: clt_epsilon(noise, steps, delta, sample_rate), epsilon, tolerance
+    )
 
 
 def _bisected_noise(

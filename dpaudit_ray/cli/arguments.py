@@ -54,6 +54,7 @@ def _trust(reads: bool) -> Callable[[typer.Context, str | None], str | None]:
     """
 
     def enter(context: typer.Context, modules: str | None) -> str | None:
+        """Trusts these modules until the verb ends; returns them as its argument."""
         context.with_resource(imports.trusting(imports.Trust.parse(modules, reads)))
         return modules
 

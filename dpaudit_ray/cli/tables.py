@@ -43,6 +43,7 @@ def show_overview(
     quotes = verdict.quotes(run, answer)
 
     def column(name: str) -> list[Any]:
+        """Returns one entry of every audit's row."""
         return [row[name] for row in rows]
 
     columns: Columns = {

@@ -136,7 +136,7 @@ def forecast(
 
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), call)
     awaited = preparing.missing_parts(run, plan, remaining)
-    preparations, failure = _rehearsed(trainer, run, plan, awaited, made)
+    preparations, failure = _time_parts(trainer, run, plan, awaited, made)
     progress = OccasionalLines(report)
     seconds, problem = seconds_per_trial(sweep, trainer, remaining, progress.show)
     trials_left = collections.Counter[int]()
@@ -258,6 +258,7 @@ def _with_simulated_bounds(
         spec = spec.model_copy(update={"options": options})
 
     def bounds(number: int, mechanism: float | Responses) -> list[float]:
+        """Returns bounds on ε of simulated audits with so many trials."""
         return simulated(lambda: spec.make(number, canaries), mechanism, level)
 
     finite_claim = 0 < outlook.claim < math.inf
@@ -319,7 +320,7 @@ class UnpreparedError(Exception):
     """Packs cannot be timed before their preparation is done."""
 
 
-def _rehearsed(
+def _time_parts(
     trainer: PackTrainer,
     run: RunDirectory,
     plan: Plan,

@@ -36,7 +36,7 @@ class Limits:
     seconds: float | None = None
     gib: float | None = None
 
-    def exceeded(self, child: int, seconds: float) -> Stop | None:
+    def exceeded_limit(self, child: int, seconds: float) -> Stop | None:
         """Returns the limit that a call exceeds, if any.
 
         Args:
@@ -230,7 +230,7 @@ def _watch(
     stop = None
     while connection not in wait([connection, printed.source], _CHECK_SECONDS):
         printed.read()
-        stop = stop or limits.exceeded(child, time.monotonic() - began)
+        stop = stop or limits.exceeded_limit(child, time.monotonic() - began)
         if stop:  # again each time, as the child may not have made its process group yet
             with suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)

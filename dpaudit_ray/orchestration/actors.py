@@ -126,6 +126,7 @@ class Trainer(PackTrainer):
         provide(dict(zip(datasets, ray.get(list(datasets.values())), strict=True)))
 
         def call(method: str, *arguments: Any) -> Any:
+            """Calls a method of the aggregator, and waits for its result."""
             name = task_name("Aggregator", method, brief, arguments)
             return ray.get(aggregator.call.options(name=name).remote(method, *arguments))
 

@@ -96,6 +96,7 @@ def channel(ray: Any, address: str) -> Any:
     options = [(f"grpc.{name}_reconnect_backoff_ms", 500) for name in ("initial", "min", "max")]
 
     def open_channel() -> Any:
+        """Opens the channel by a function that only some versions of Ray have."""
         utils = importlib.import_module(f"{ray.__name__}._private.grpc_utils")
         return utils.init_grpc_channel(address, options=options)
 

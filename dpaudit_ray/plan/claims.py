@@ -31,11 +31,11 @@ def claimed_epsilons(cell: Cell) -> dict[str, tuple[float, ...]]:
     Raises:
         SpecError: an accountant has no answer.
     """
-    claimed = asked(cell)
-    return {name: by(claimed, cell.audit.delta, name) for name in cell.audit.accountants}
+    claimed = of_steps(cell)
+    return {name: epsilons_by(claimed, cell.audit.delta, name) for name in cell.audit.accountants}
 
 
-def asked(cell: Cell) -> tuple[Claim, ...]:
+def of_steps(cell: Cell) -> tuple[Claim, ...]:
     """Returns the claim at each recorded step."""
     return tuple(map(cell.claimed, cell.horizons))
 
@@ -51,7 +51,7 @@ def difference(claims: Claims, cell: Cell) -> str | None:
     """
     if list(claims) != cell.audit.accountants:
         return f"accountants are {', '.join(claims)}, not {', '.join(cell.audit.accountants)}"
-    claimed = asked(cell)
+    claimed = of_steps(cell)
     for name, values in claims.items():
         if imports.is_data(name) or imports.is_data(claimed[-1].code):
             continue  # a user's accountant or claim that was not imported
@@ -110,10 +110,10 @@ def _mu(training: Training) -> float:
 
 @lru_cache(maxsize=1024)
 def _last(claimed: Claim, delta: float, name: str) -> float:
-    return by((claimed,), delta, name)[0]
+    return epsilons_by((claimed,), delta, name)[0]
 
 
-def by(
+def epsilons_by(
     claimed: tuple[Claim, ...],
     delta: float,
     accountant: str,
@@ -134,7 +134,7 @@ def by(
     if delta == 0:
         raise SpecError("audit.delta", "is 0, where Gaussian noise claims no ε; use a larger one")
     if len({claim.noise for claim in claimed}) > 1:  # of correlated noise: one release each
-        return tuple(by((claim,), delta, accountant)[0] for claim in claimed)
+        return tuple(epsilons_by((claim,), delta, accountant)[0] for claim in claimed)
     steps = [claim.steps for claim in claimed if isinstance(claim, Training)]
     try:
         epsilons = accounting.curve(last, steps, delta, accountant)

@@ -47,7 +47,7 @@ def with_stored_trials(sweep: Sweep, run: RunDirectory, report: Report) -> Sweep
 def finished(sweep: Sweep, run: RunDirectory) -> bool:
     """Returns whether the directory has a complete run of this sweep in which nothing failed."""
     plan = _complete_plan(sweep, run)
-    if plan is None or _raised(sweep, plan):
+    if plan is None or _declares_more(sweep, plan):
         return False
     if outcomes.failed(run, plan) or outcomes.read(run, plan).missed:
         return False
@@ -61,7 +61,7 @@ def _complete_plan(sweep: Sweep, run: RunDirectory) -> Plan | None:
     return plan if same and run.complete else None
 
 
-def _raised(sweep: Sweep, plan: Plan) -> bool:
+def _declares_more(sweep: Sweep, plan: Plan) -> bool:
     """Returns whether the sweep declares more trials of an audit than are planned."""
     pairs = zip(sweep.cells, plan.audits, strict=True)
     return any(audit.trials and cell.audit.trials > audit.trials for cell, audit in pairs)
@@ -103,7 +103,7 @@ def preview(
                 f"{audit.trials}, or use a new name and a new seed"
             )
     begun = _has_trials(previous, run)
-    extends = begun and _raised(sweep, previous)
+    extends = begun and _declares_more(sweep, previous)
     plan = make(sweep, previous, extends)
     if extends and any(audit.extended for audit in plan.audits):
         report("trials raised after a look: ε allows for it, and may fall; `up_to` plans growth")

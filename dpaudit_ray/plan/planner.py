@@ -83,7 +83,7 @@ def _plan_audit(
         claims=old.claims if old else claims.claimed_epsilons(cell),
         packs=(*packs, *cut(start, trials, size)),
         declared=declared,
-        claimed=claims.asked(cell) if claim_is_recorded else None,
+        claimed=claims.of_steps(cell) if claim_is_recorded else None,
         canaries=cell.canaries if cell.sampled else 1,
         up_to=up_to if cell.sampled else None,
         paired=cell.audit.paired,

@@ -224,11 +224,12 @@ def other_files(
     after = {file.sha256: file for file in now}
     for old, new in itertools.zip_longest(before.values(), after.values()):
         if old is None or new is None or old.sha256 != new.sha256:
-            return f"{(new or old).file} has SHA-256 {_stated(old)} there, {_stated(new)} here"
+            return f"{(new or old).file} has SHA-256 {_prefix(old)} there, {_prefix(new)} here"
     return None
 
 
-def _stated(file: InputFile | None) -> str:
+def _prefix(file: InputFile | None) -> str:
+    """Returns the beginning of a file's SHA-256, for messages; None: of no file."""
     return "of no file" if file is None else f"{file.sha256[:12]}..."
 
 

@@ -362,7 +362,7 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
             checked.cannot("the input of accountants", reason, audit.label)
         else:
             reads = cell.foreign or cell.mechanism.claim_reads_data
-            derived["claimed"] = claims.asked(cell) if reads else None
+            derived["claimed"] = claims.of_steps(cell) if reads else None
     except DpauditError as error:
         checked.cannot("its entry in plan.json", first_line(error), audit.label)
     position = f"audits.{index}"
@@ -407,7 +407,7 @@ def _claims(
         try:
             if is_data(name):
                 raise DpauditError("they take its author's code")
-            values = claims.by(claims.asked(cell), cell.audit.delta, name)
+            values = claims.epsilons_by(claims.of_steps(cell), cell.audit.delta, name)
             checked.count("claims", len(values))
             if other_version and claims.difference(audit.claims, cell) is None:
                 raise DpauditError("another version of dpaudit computed them")

@@ -247,6 +247,7 @@ def _share_by_odds(
     """
 
     def draw(rng: Generator) -> tuple[Scores, Members]:
+        """Draws the scores and bits of one audit."""
         resampled = rng.choice(odds, trials)
         return resampled, rng.random(trials) < expit(resampled / ALTERNATIVE)
 

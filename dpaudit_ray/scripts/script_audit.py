@@ -440,6 +440,7 @@ class Audit:
         layer = self._trials[1] = canary_trials.step_trials(self._noise, max(planned, 10))
 
         def make(number: int) -> RunRequest:
+            """Requests a run whose steps have canaries, with other coins than other runs."""
             return self._request("steps", number, canary="steps", reseeds=True)
 
         # A run that is cut has told of its steps until then.
@@ -483,6 +484,7 @@ class Audit:
         layer = self._trials[2] = replace(layer, planned=needed)
 
         def make(number: int) -> RunRequest:
+            """Requests a run that has a canary or not, by a coin."""
             request = self._request("run", number, canary="run", reseeds=True)
             return replace(request, member=request.coin(0.5, "bit of the run"))
 

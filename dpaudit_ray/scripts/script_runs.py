@@ -197,10 +197,12 @@ class RayRunner:
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
         """Yields ended runs in the order of their requests; `limits` add to the seconds of each."""
 
-        def submit(request: RunRequest) -> Any:
-            return self._task.remote(self._files, self._target, request, limits).future()
-
-        return _in_order(self.width, requests, submit)
+        submit = self._task.remote
+        return _in_order(
+            self.width,
+            requests,
+            lambda request: submit(self._files, self._target, request, limits).future(),
+        )
 
 
 def _run_on_node(

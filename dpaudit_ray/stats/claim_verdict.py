@@ -314,6 +314,7 @@ class _Test(ABC):
         refutes = self._refutes(level)
 
         def is_refuted(step: int) -> bool:
+            """Returns whether the trials refute the noise of this step of the grid."""
             return refutes(family(claimed * _RATIO**step))
 
         # Steps of the grid that are searched: 170 below the claimed noise, or 170 above it.
@@ -391,6 +392,7 @@ class ClaimTest(_Test):
         odds, bits = scores[finite], members[finite]
 
         def slope(factor: float) -> float:
+            """Returns the derivative of the log likelihood by the factor."""
             return float(odds @ (bits - expit(factor * odds)))
 
         if slope(0.0) <= 0:
@@ -419,6 +421,7 @@ class ClaimTest(_Test):
         limit = -math.log(EVIDENCE_SHARE * alpha)
 
         def refutes(curve: Curve) -> bool:
+            """Returns whether the trials refute a claim at this level."""
             return self.process.evidence(curve) >= limit or bool(self._crossings(curve, alpha))
 
         return refutes

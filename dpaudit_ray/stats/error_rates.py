@@ -175,6 +175,7 @@ def upper_rates(n: int, tail: float, size: int) -> Upper:
         level = local_level(max(min(size, EXACT_LIMIT), n), tail)
 
     def upper(counts: Counts) -> Rates:
+        """Returns the upper bounds of error counts [n], float64 [n]."""
         distinct, indices = np.unique(counts, return_inverse=True)  # each takes microseconds
         return np.asarray(clopper_pearson_upper(distinct, n, level)[indices])
 

@@ -117,6 +117,7 @@ def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
     """
 
     def excess(rate: float) -> float:
+        """Returns what these looks spend on a rate beyond the budget; 0 at the result."""
         return _excess(rate, looks, budget)
 
     guesses, hits = looks[-1]

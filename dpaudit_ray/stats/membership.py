@@ -351,6 +351,7 @@ class _Population:
         """
 
         def may_reach(k: int) -> bool:
+            """Returns whether k scores may be the share `rate`: others are not surely too many."""
             remaining = self.sizes - self.hits(k)
             return not self.exceeds(remaining, 1 - rate, alpha)
 
@@ -362,10 +363,7 @@ class _Population:
         It is `n` + 1 if not even all are; `alpha` is the error of "surely".
         """
 
-        def is_above(k: int) -> bool:
-            return self.exceeds(self.hits(k), rate, alpha)
-
-        return first_where(is_above, self.n + 1)
+        return first_where(lambda k: self.exceeds(self.hits(k), rate, alpha), self.n + 1)
 
     def exceeds(self, hits: Floats, rate: float, alpha: float) -> bool:
         """Returns whether the lower bound on the mean share of `hits` exceeds a rate.

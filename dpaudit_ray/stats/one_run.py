@@ -149,6 +149,7 @@ class OneRun(Canaries, Estimator):
             return self._estimate(epsilon, math.nan, level, trials, guessed.threshold)
 
         def lower(correct: int, guesses: int, canaries: int, split: float) -> float:
+            """Returns the bound at this δ, as `_of_one_training` calls it."""
             return epsilon_lower(correct, guesses, canaries, delta, split)
 
         epsilon = self._of_one_training(lower, confidence)
@@ -226,10 +227,9 @@ def epsilon_lower(
     check_counts(correct, guesses, canaries, delta)
     level = 1 - confidence
 
-    def refuted(epsilon: float) -> bool:
-        return p_value(correct, guesses, canaries, epsilon, delta) < level
-
-    return largest_refuted(refuted, LARGEST)
+    return largest_refuted(
+        lambda epsilon: p_value(correct, guesses, canaries, epsilon, delta) < level, LARGEST
+    )
 
 
 def largest_refuted(

@@ -48,10 +48,9 @@ def mu_lower(
     if guesses == 0:
         return 0.0
 
-    def refuted(mu: float) -> bool:
-        return _refuted(mu, correct, guesses, canaries, 1 - confidence)
-
-    return largest_refuted(refuted, _LARGEST_MU)
+    return largest_refuted(
+        lambda mu: _refuted(mu, correct, guesses, canaries, 1 - confidence), _LARGEST_MU
+    )
 
 
 @dataclass
@@ -173,6 +172,7 @@ def gaussian_mu(
     check_counts(correct, guesses, canaries)
 
     def excess(mu: float) -> float:
+        """Returns the error of the bound, less the p-value against μ: above 0 if it is refuted."""
         return (1 - confidence) - gaussian_p_value(guesses - correct, guesses, canaries, mu)
 
     return last_refuted(excess, most=_LARGEST_MU, xtol=1e-10)

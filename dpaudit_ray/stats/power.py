@@ -50,6 +50,7 @@ def accuracy_power(
     target_rate = _accuracy(target, delta)
 
     def reaches_target(hits: int) -> bool:
+        """Returns whether the bound by so many hits is the target, or above it."""
         # L(k) ≥ rate exactly when k or more hits have probability at most alpha at that rate.
         return _at_least(hits, trials, target_rate) <= alpha
 

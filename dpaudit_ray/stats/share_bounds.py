@@ -85,6 +85,7 @@ def binomial_lower(total: float, units: int, alpha: float) -> float:
     """
 
     def excess(rate: float) -> float:
+        """Returns the error of the bound, less the p-value against a rate."""
         return alpha - binomial_p_value(total, units, rate)
 
     if units < 2 or excess(_SMALLEST) < 0:

@@ -184,6 +184,7 @@ def best_test(
     starts = np.arange(0, count, width)
 
     def rates(indices: Counts) -> tuple[Rates, Rates]:
+        """Returns upper bounds on both error rates at thresholds between pooled scores."""
         errors = worlds.errors(_midpoints_at(pooled, indices))
         return rates_at_most(errors, worlds.sizes, alpha)
 

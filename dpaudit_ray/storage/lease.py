@@ -115,7 +115,7 @@ def left_behind(
     entry = _read(run)
     if entry is None or entry == earlier or _is_gone(entry):
         return entry
-    now = _watched(run, entry, STALE_SECONDS if watch is None else watch)
+    now = _watch(run, entry, STALE_SECONDS if watch is None else watch)
     if now is not None and now != entry:
         raise _lease_taken(run, now)
     return now
@@ -155,7 +155,7 @@ def held(
         yield lease
 
 
-def _watched(run: RunDirectory, entry: Entry, seconds: float) -> Entry | None:
+def _watch(run: RunDirectory, entry: Entry, seconds: float) -> Entry | None:
     """Reads the lease for `seconds`, or until it is not `entry` any more; returns the last one.
 
     Args:
@@ -307,7 +307,7 @@ def holder(
     is_here = driver.host == socket.gethostname()
     if is_here and pid is not None and _started(pid) == entry.get("started"):
         return driver
-    now = _watched(run, entry, wait)
+    now = _watch(run, entry, wait)
     if now is None:
         return None
     return driver if now != entry else replace(driver, silent=max(wait, 1))

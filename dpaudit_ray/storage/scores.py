@@ -114,6 +114,7 @@ class PackScores:
         utility = {name: values[rows] for name, values in self.utility.items()}
 
         def of_part(reasons: Mapping[int, str]) -> dict[int, str]:
+            """Returns the reasons of these trials only."""
             return {trial: why for trial, why in reasons.items() if first <= trial <= last}
 
         return type(self)(

@@ -232,6 +232,7 @@ def parse_cell(
 
 
 def _required(sections: Mapping[str, Any], key: str) -> Any:
+    """Returns a section of the sweep. Raises SpecError if it is missing."""
     if sections[key] is None:
         raise SpecError(key, REQUIRED)
     return sections[key]

@@ -24,6 +24,7 @@ def plain(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a deep copy of plain data. Raises SpecError for values that no YAML can hold."""
 
     def converted(value: Any) -> Any:
+        """Returns an array or number of NumPy as plain data, and anything else as text."""
         return value.tolist() if hasattr(value, "tolist") else str(value)
 
     try:

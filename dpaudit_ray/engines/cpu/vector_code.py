@@ -195,6 +195,7 @@ def _vectorised(emit_code: Callable[[_Emitter], None]) -> Any:
             signature: Any,
             args: Any,
         ) -> Any:
+            """Emits the function's code where numba builds it."""
             emit_code(_Emitter(context, builder, signature, args))
             return context.get_dummy_value()
 

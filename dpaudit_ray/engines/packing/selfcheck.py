@@ -162,6 +162,7 @@ def _fastest_right(candidate: Candidate, expected: "_Expected") -> Way:
     else:
 
         def problem_of(groups: Groups | None, mapped: bool) -> str | None:
+            """Returns how sums differ when packed this way; None if they are right."""
             return _difference(candidate, partial(packed, groups, False, mapped), expected)
 
         for mapped in (False, True):
@@ -288,6 +289,7 @@ def _difference_among_many(
     dtype = expected.theta.dtype
 
     def make(groups: Groups | None) -> Any:
+        """Packs the module without compiled loops."""
         return packed(groups, False, mapped)
 
     try:
@@ -330,6 +332,7 @@ def _error_among_many(
     least = _CANCELLED * clip_norm
 
     def sums(rows: Tensor) -> Tensor:
+        """Returns the first model's clipped sums over these rows, computed alone."""
         result: Tensor = alone.clipped_sums(theta[:1], x[rows], y[rows], clip_norm)
         return result
 

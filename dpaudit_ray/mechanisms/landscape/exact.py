@@ -241,6 +241,7 @@ def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
     best = int(largest[len(largest) // 2])
 
     def loss(point: float) -> float:
+        """Returns minus μ of the test "θ > point"."""
         (mu_at_point,) = _mu(outside, inside, np.array([point]))
         return -float(mu_at_point)
 

@@ -36,6 +36,7 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
         """Returns the inputs with these rows of the batch."""
 
         def exchange(leaf: Any) -> Any:
+            """Returns these rows of a tensor of the whole batch; other values as they are."""
             if not _has_dim(leaf, dim) or leaf.shape[dim] != batch:
                 return leaf
             return leaf.index_select(dim, rows.to(leaf.device))

@@ -111,6 +111,7 @@ def _backward_undone(hooks: Any, params: list[Any]) -> Iterator[None]:
     original = tensor.backward
 
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keeps the graph of the backward pass."""
         kwargs["retain_graph"] = True  # the script's own backward pass comes after
         return original(self, *args, **kwargs)
 

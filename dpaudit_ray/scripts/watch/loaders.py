@@ -73,6 +73,7 @@ class LoaderWatch:
 
         @before(_BaseDataLoaderIter, "_reset")
         def reset(iterator: Any, *_: Any, **__: Any) -> None:
+            """Forgets the iterator's pass before it begins another one."""
             self._iterations.pop(iterator, None)  # persistent workers walk through it once more
 
         @around(_BaseDataLoaderIter, "_next_index")

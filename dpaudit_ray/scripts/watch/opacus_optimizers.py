@@ -92,9 +92,11 @@ def _watch_private(run: WatchedRun) -> None:
 
     @after(DPOptimizer, "__init__")
     def prepare(optimizer: Any, /, *_: Any, **__: Any) -> None:
+        """Watches an optimizer from its construction on."""
         run.optimizers.append(OptimizerWatch(run, len(run.optimizers), optimizer))
 
     def adapt(loss: Any, /, *_: Any, **__: Any) -> None:
+        """Has the optimizer's watch take each change of its clipping bound by this loss."""
         for watched in run.optimizers:
             if watched.optimizer is loss.optimizer:
                 vars(loss)["_update_clip_and_noise"] = functools.partial(watched.adapt, loss)
@@ -424,6 +426,7 @@ class OptimizerWatch(StepWatch):
         """Implements `StepWatch.appended`: in the last backward pass, or the ghost sum."""
 
         def longer(sample: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+            """Returns gradients of examples with one more."""
             # A new tensor, as Opacus marks a tensor of gradients that it has used.
             return torch.cat([sample, tensor.to(sample).reshape(1, *sample.shape[1:])])
 
@@ -567,6 +570,7 @@ def _enter_by(name: str, enter: Callable[[Call], Any]) -> Callable[..., Any]:
     """Returns a method that calls `enter` with the call of the optimizer's method `name`."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Passes on the call instead of making it."""
         # Of the class: a subclass overrides it, and is to be inspected.
         return enter(functools.partial(getattr(type(self), name), self, *args, **kwargs))
 

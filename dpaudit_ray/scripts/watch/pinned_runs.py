@@ -65,10 +65,12 @@ def _seed_entropy(run: WatchedRun) -> None:
 
     @around(os, "urandom")
     def urandom(_: Any, size: int) -> bytes:
+        """Returns bytes that follow from the request, as `os.urandom` is called."""
         return entropy.randbytes(size)
 
     @around(np.random, "default_rng")
     def default_rng(original: Any, seed: Any = None) -> Any:
+        """Makes the generator, by a seed of the request if the script gives none."""
         return original(entropy.getrandbits(64) if seed is None else seed)
 
 

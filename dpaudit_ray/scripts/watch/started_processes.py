@@ -28,16 +28,19 @@ def install(run: WatchedRun) -> None:
     os.register_at_fork(after_in_child=lambda: _switch_off(run))
 
     def note(starter: str) -> None:
+        """Counts a process that the script itself starts, by the line that does."""
         if run.phase != "child":
             run.processes[starter, calling_line()] += 1
 
     @before(multiprocessing.process.BaseProcess, "start")
     def start(process: Any) -> None:
+        """Notes a process of `multiprocessing`, but for those that load data."""
         target = str(getattr(process._target, "__module__", ""))
         if not target.startswith(_LOADERS):
             note(f"{type(process).__name__} of {target}")
 
     def execute(*args: Any, **kwargs: Any) -> None:
+        """Notes a command that may train."""
         command = kwargs.get("args", args[:2][-1])  # Popen itself comes before it
         if program := _TRAINING.search(re.sub(r"[\[\]',]", "", str(command))):
             note(program[0].strip())
@@ -49,6 +52,7 @@ def install(run: WatchedRun) -> None:
     def spawn(
         original: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any
     ) -> Any:
+        """Calls the function in this process if it is to run in one only."""
         if nprocs == 1:
             return fn(0, *args)  # under watch
         return original(fn, args, nprocs, *more, **kw)

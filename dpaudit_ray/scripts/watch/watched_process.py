@@ -161,6 +161,7 @@ def _install(state: WatchedRun) -> None:
         return original(state.request.derived("constant", int(seed)) if reseeds else seed)
 
     def save(*args: Any, **kwargs: Any) -> None:
+        """Notes what the script itself saves."""
         if state.phase == "main" and not state.replaying:
             _note_saved(state, args, kwargs)
 
