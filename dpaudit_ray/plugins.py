@@ -82,9 +82,15 @@ class Plugin(Strict):
         options["name"] = self.address
         return options
 
+    @property
+    def code_paths(self) -> tuple[str, ...]:
+        """`module:name` of the functions and classes that its options name."""
+        return ()
+
     def named_modules(self) -> tuple[str, ...]:
         """Returns modules outside this project that it needs, without those of its parts."""
-        return (type(self).__module__,) if is_users(self) else ()
+        of_class = (type(self).__module__,) if is_users(self) else ()
+        return (*of_class, *dict.fromkeys(path.partition(":")[0] for path in self.code_paths))
 
 
 class Unread:

@@ -11,7 +11,7 @@ from tests.readability import Measures
 PACKAGE = Path(da.__file__).parent
 ROOT = PACKAGE.parent
 # Limits at the last change that improved them.
-LIMITS = {"headless": 0, "pointer": 0, "name": 22, "str*bool": 0, "nested": 0, "walrus": 0}
+LIMITS = {"headless": 0, "pointer": 0, "name": 21, "str*bool": 0, "nested": 0, "walrus": 0}
 
 
 @pytest.fixture(scope="module")

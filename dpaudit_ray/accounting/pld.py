@@ -171,7 +171,7 @@ def _width(training: Training, delta: float) -> float:
 def _shared_width(width: float, least: float = FINEST) -> float:
     """Rounds a grid width up to FINEST times a power of two, so that widths are shared."""
     doublings = math.ceil(math.log2(max(width, least) / FINEST))
-    return float(FINEST * 2.0**doublings)
+    return FINEST * 2.0**doublings
 
 
 @dataclass(frozen=True, eq=False)
@@ -499,7 +499,7 @@ class LossSum:
     def _widest_theta(self) -> float:
         """θ at which losses within their spread have about one weight, a power of 2."""
         exponent = math.floor(-math.log2(self._spread(0.0)))
-        return float(2.0**exponent)
+        return 2.0**exponent
 
     def _spread(self, theta: float) -> float:
         """Computes the standard deviation of the weighted loss, at least a cell."""

@@ -22,9 +22,9 @@ class LogRatio(OutputAdversary):
     name: Literal["log-ratio"] = "log-ratio"
     path: ImportPath  # function of outputs and the pair of inputs
 
-    def named_modules(self) -> tuple[str, ...]:
-        """The module that `path` names."""
-        return (*super().named_modules(), self.path.partition(":")[0])
+    @property
+    def code_paths(self) -> tuple[str, ...]:
+        return (self.path,)
 
     def scorer(
         self, draw: Draw, pair: tuple[Any, Any], rng: Generator, delta: float = 0.0

@@ -133,8 +133,7 @@ class Csv(Data):
         options = {name: option for name, (_, option) in kinds.items()}
         categories = [name for name in features if options.get(name) == "categories"]
         dates = [name for name in features if options.get(name) == "dates"]
-        for name in dates:
-            notes.append(f"column {name!r} becomes days since 1970")
+        notes += [f"column {name!r} becomes days since 1970" for name in dates]
         fill = {}
         for name, count in features.isna().sum().items():
             if count:

@@ -157,12 +157,11 @@ class Function(Mechanism):
         if self.prepare is not None:
             imports.function(self.prepare, "mechanism.prepare", "part", "seed")
 
-    def named_modules(self) -> tuple[str, ...]:
-        """The modules that `path`, `prepare` and `claim` name."""
+    @property
+    def code_paths(self) -> tuple[str, ...]:
+        """`path`, and those of `prepare` and `claim` if there are any."""
         of_claim = self.claim.code if self.claim else None
-        paths = filter(None, (self.path, self.prepare, of_claim))
-        modules = dict.fromkeys(path.partition(":")[0] for path in paths)
-        return (*super().named_modules(), *modules)
+        return tuple(filter(None, (self.path, self.prepare, of_claim)))
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claim:
         """Returns the stated claim, or counts all releases: the complete training is scored."""

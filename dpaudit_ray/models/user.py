@@ -35,9 +35,9 @@ class UserModule(Model):
             raise ValueError("must be package.module:name, without folders and .py")
         return imports.check(path, "path")
 
-    def named_modules(self) -> tuple[str, ...]:
-        """The module that `path` names."""
-        return (*super().named_modules(), self.path.partition(":")[0])
+    @property
+    def code_paths(self) -> tuple[str, ...]:
+        return (self.path,)
 
     def build(self, shape: Shape, classes: int) -> "nn.Module":
         """Calls `path`. Raises SpecError if the call fails or returns no module."""

@@ -12,7 +12,7 @@ the same.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from enum import StrEnum
@@ -201,7 +201,7 @@ def judge(
     )
 
 
-def _nearest_weak(audits: Mapping[int, AuditVerdict], claiming: Iterable[int]) -> int | None:
+def _nearest_weak(audits: Mapping[int, AuditVerdict], claiming: Sequence[int]) -> int | None:
     """Returns the number of the most powerful of complete audits that are too weak, if any is.
 
     Args:

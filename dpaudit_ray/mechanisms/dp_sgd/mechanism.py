@@ -57,11 +57,10 @@ class DpSgd(Recipe, Mechanism):
 
     name: Literal["dp-sgd"] = "dp-sgd"
 
-    def named_modules(self) -> tuple[str, ...]:
-        """Adds the module of a user-defined loss."""
-        modules = super().named_modules()
-        module, colon, _ = self.loss.partition(":")
-        return (*modules, module) if colon else modules
+    @property
+    def code_paths(self) -> tuple[str, ...]:
+        """The path of a user-defined loss."""
+        return (self.loss,) if ":" in self.loss else ()
 
     def precomputed(self) -> Mapping[str, float]:
         """Computes the noise multiplier of `epsilon`, which takes some accountants seconds."""

@@ -60,14 +60,17 @@ class Inserted:
     @cached_property
     def rows(self) -> tuple[Tensor, ...]:
         """Numbers of the models that have it, for each of its examples."""
-        bits = self.inside.view(len(self.inside), -1)
-        return self._indices(bits.t())
+        return self._indices(self._bits.t())
 
     @cached_property
     def examples(self) -> tuple[Tensor, ...]:
         """Numbers of its examples, for each model that may have some."""
-        bits = self.inside.view(len(self.inside), -1)
-        return self._indices(bits)
+        return self._indices(self._bits)
+
+    @property
+    def _bits(self) -> Tensor:
+        """`inside` as [n, m], also if m is 1."""
+        return self.inside.view(len(self.inside), -1)
 
     def _indices(self, bits: Tensor) -> tuple[Tensor, ...]:
         """Returns the numbers of the bits that are set, by row, on the canary's device."""

@@ -105,8 +105,9 @@ class Release(Mechanism):
         _, pair = named_pairs(self.pairs)[0]
         _check_apart(self._draws(pair))
 
-    def named_modules(self) -> tuple[str, ...]:
-        """The modules of the release, and of the pairs and the claim if these are code."""
+    @property
+    def code_paths(self) -> tuple[str, ...]:
+        """The path of the release, and those of the pairs and the claim if these are code."""
         paths = [self.path]
         if isinstance(self.pairs, str):
             paths.append(self.pairs)
@@ -114,8 +115,7 @@ class Release(Mechanism):
             paths.append(self.pairs.table)
         if self.claim.code:
             paths.append(self.claim.code)
-        modules = dict.fromkeys(path.partition(":")[0] for path in paths)
-        return (*super().named_modules(), *modules)
+        return tuple(paths)
 
     def claimed(
         self,
