@@ -145,7 +145,7 @@ def measure(
         recipe = training.recipe
         device = training.initial.device
         usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
-        seconds = {}
+        seconds = {}  # of a step of one model, by the number of models in a pack
         for number in packs or usual:
             packed = PackedSteps(recipe, training.model, 0, device)
             seconds[number] = _step_seconds(packed, training, number, repeats)

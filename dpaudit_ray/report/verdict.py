@@ -177,6 +177,7 @@ def judge(
             progress(index + 1, len(run.plan.audits))
     evidence, needed = _all_evidence([tests[index] for index in claiming], 1 - confidence)
     verdicts = {index: audit.verdict for index, audit in (audits | exact).items()}
+    # The first of VIOLATION, CONSISTENT and INCONCLUSIVE that an audit of each mechanism has.
     decisive = _by_mechanism(run, verdicts).values()
     verdict = Verdict.CONSISTENT
     if evidence >= needed or Verdict.VIOLATION in decisive:
@@ -557,6 +558,7 @@ def _reason(
         return _why_refuted(run, index, audit)
     if audit.verdict is Verdict.CONSISTENT:
         return f"{audit.trials:,} trials do not refute the claim, and {LESS_NOISE} would have shown"
+    # INCONCLUSIVE: the first of these reasons that holds.
     if audit.failed_trials:
         return audit.failed_trials
     if index in run.decided:

@@ -297,7 +297,7 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
             f"{file} trains when it is imported; audit the file: dpaudit audit {file}"
         )
     if sum(result.steps) or (result.made and result.outside_steps):
-        return result
+        return result  # a check judges these steps
     why = "took no private step: it calls neither make_private nor audited_step"
     if result.processes:
         why = f"took no private step itself: {result.unwatched_processes}"

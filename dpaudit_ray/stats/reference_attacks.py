@@ -79,6 +79,7 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
     if not gamma > 0:
         raise ValueError(f"gamma must be above 0, got {gamma}")
 
+    # Whether models without the record are needed, and those with it.
     worlds = [False]
     if attack == "loss":
         worlds = []
@@ -93,6 +94,7 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
     if attack == "quantile":
         mean, deviation = sides[0].expected(features)
 
+    # A row of scores for each training run that does not calibrate.
     scores = np.empty((len(values) - first, values.shape[1]))
     for row, run_logits in zip(scores, values[first:], strict=True):
         logit = run_logits.astype(float)
