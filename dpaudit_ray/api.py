@@ -189,7 +189,7 @@ class _Job:
                 stop=self.stop, show=self.show, require=self.lease.require,
             )  # fmt: skip
             summary = driver.run()
-            self.directory.require_owned()  # else another driver's packs would count as ours
+            self.directory.require_owned()  # raises if another driver has it now
             if retried:  # packs whose turn did not come are misses again
                 dispatcher.give_up(retried)
                 dispatcher.flush()

@@ -111,7 +111,7 @@ def quick_epsilon(
         return to_epsilon(rdp, orders, delta)
 
     _, integer = best([order for order in ORDERS if order % 1 == 0])
-    near = [order for order in ORDERS if abs(order - integer) < 1.15]
+    near = [order for order in ORDERS if abs(order - integer) < 1.15]  # tenths to either side
     return best(near)[0]
 
 

@@ -400,9 +400,8 @@ class AggregatorClient:
             self._pulse = self._executor.call(self._aggregator, "pulse")
             self._seconds_without_pulse = 0.0
             return
-        self._seconds_without_pulse += (
-            LOOK_SECONDS  # not the time for which this process was paused
-        )
+        # By looks, not by the clock: this process may have been paused itself.
+        self._seconds_without_pulse += LOOK_SECONDS
         if self._seconds_without_pulse >= (GONE_SECONDS if self._has_pulse else START_SECONDS):
             why = f", as {NO_MEMORY}" if self._capacity.new_memory_kill() else ""
             silence = f"{self._seconds_without_pulse:.0f} s{why}"

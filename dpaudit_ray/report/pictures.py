@@ -67,7 +67,10 @@ def _trend(trend: whole_run.Trend) -> Chart:
 
 
 def _distribution(distribution: whole_run.Distribution) -> Chart:
-    """Returns the chart of two histograms of scores as outlines, shares on a logarithmic axis."""
+    """Returns the chart of histograms as outlines in steps, with a logarithmic axis of shares.
+
+    They are of a quantity that mechanisms compute, one for each audit.
+    """
     outlines = [
         charts.outline(label, distribution.edges, shares)
         for label, shares in distribution.shares.items()

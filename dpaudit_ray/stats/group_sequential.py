@@ -117,7 +117,7 @@ def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
     """
 
     def excess(rate: float) -> float:
-        """Returns what these looks spend on a rate beyond the budget; 0 at the result."""
+        """Returns how much the p-value of a rate exceeds what may be spent on it."""
         return _excess(rate, looks, budget)
 
     guesses, hits = looks[-1]

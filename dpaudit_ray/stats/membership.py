@@ -351,7 +351,7 @@ class _Population:
         """
 
         def may_reach(k: int) -> bool:
-            """Returns whether k scores may be the share `rate`: others are not surely too many."""
+            """Returns whether k scores may be the share: others are not surely above 1 - rate."""
             remaining = self.sizes - self.hits(k)
             return not self.exceeds(remaining, 1 - rate, alpha)
 

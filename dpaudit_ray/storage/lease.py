@@ -52,7 +52,7 @@ class Lease:
         owner: str,
         before: str | None,
     ) -> None:
-        """Holds what is granted already; `renewed` keeps it."""
+        """Makes a lease that is not stored yet: `held` stores and renews it."""
         self.owner = owner
         self.before = before
         self.run = run.owned_by(owner)

@@ -330,7 +330,11 @@ class ConvPoolRule(Rule):
         return _Samples(self, formed, biases, squares)
 
     def static(self, dtype: torch.dtype) -> tuple[Static, Static]:
-        """Returns the sizes that loops of the backward pass are compiled for."""
+        """Returns sizes that backward loops are compiled for: of patches, and of pooling.
+
+        Args:
+            dtype: of the parameters; a vector has more lanes of a smaller one.
+        """
         cut = self.cuts[dtype]
         lanes = vector_code.lanes(dtype.itemsize, self.weight.shape[0])
         patch_sizes = static_sizes(cut.lanes, cut.rows, cut.parts)
@@ -635,9 +639,12 @@ class _Head:
             self._activations.append(y)
 
     def backward(self, y: Tensor, loss: Loss) -> None:
-        """Computes all gradients for labels y [B]."""
+        """Computes all gradients for labels y [B], from the last layer to the first.
+
+        It sets `squares` and `features_gradient`, and keeps what `write` sums up.
+        """
         outputs = self._activations.pop()
-        g = output_gradients(outputs.mT, y, loss).mT
+        g = output_gradients(outputs.mT, y, loss).mT  # of the layer's outputs, [n, B, outputs]
         self.squares = g.new_zeros(g.shape[:2])
         self._samples: list[SampleGradients] = []
         for i in reversed(range(len(self._rules))):
@@ -647,7 +654,7 @@ class _Head:
             self.squares += samples.squared_norms()
             self._samples.append(samples)
             g = torch.bmm(g, self._weights[i])
-            if i > 0:
+            if i > 0:  # through the ReLU between two layers
                 g = torch.ops.aten.threshold_backward(g, x, 0)
         self.features_gradient = g
 

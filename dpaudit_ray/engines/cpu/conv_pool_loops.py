@@ -432,7 +432,7 @@ def _form(
             out_start = (o * height + r) * padded
             numbers = (r * row, o * starts.shape[1], out_start, counts[o], row, width)
             gather(arrays, numbers, static)
-    return _sum(buffers.squares) + _square(biases)
+    return _sum(buffers.squares) + _sum_of_squares(biases)
 
 
 @inlined
@@ -553,8 +553,8 @@ def _sum(values: Floats) -> Any:
 
 
 @compiled
-def _square(values: Floats) -> Any:
-    """Returns the sum of squares."""
+def _sum_of_squares(values: Floats) -> Any:
+    """Returns the sum of squares of an array [n], in its dtype."""
     total = values.dtype.type(0)
     for i in range(len(values)):
         total += values[i] * values[i]
