@@ -106,11 +106,10 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         running = own_lease.run.patient(replace(place.RUNNING, tell=tell))
         events = Callbacks(callbacks, tell)
         show = events.observing(show or notebook_progress())
-        job = _Job(
+        result = _Job(
             prepared, plan, running, own_lease, stop, show, tell, phase, executor, address,
             retry_failed,
-        )  # fmt: skip
-        result = job.run()
+        ).run()  # fmt: skip
     events.end(result)
     return result
 

@@ -498,8 +498,7 @@ class LossSum:
     @cached_property
     def _widest_theta(self) -> float:
         """θ at which losses within their spread have about one weight, a power of 2."""
-        exponent = math.floor(-math.log2(self._spread(0.0)))
-        return 2.0**exponent
+        return 2.0 ** math.floor(-math.log2(self._spread(0.0)))
 
     def _spread(self, theta: float) -> float:
         """Computes the standard deviation of the weighted loss, at least a cell."""

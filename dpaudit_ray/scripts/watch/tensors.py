@@ -36,7 +36,8 @@ def flat_vectors(tensors: Iterable[torch.Tensor]) -> Release:
 
 def gradients(params: Iterable[torch.Tensor]) -> Release:
     """Returns the gradients of parameters; zeros without any."""
-    return flat_vectors(torch.zeros_like(p) if p.grad is None else p.grad for p in params)
+    tensors = (torch.zeros_like(p) if p.grad is None else p.grad for p in params)
+    return flat_vectors(tensors)
 
 
 def is_array(value: Any, least_dim: int = 1) -> bool:
