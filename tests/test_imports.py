@@ -222,7 +222,7 @@ def test_verbs_that_read_import_nothing(kind, tiny, light, folder):
     assert [o.code for o in said["none"]] == [o.code for o in said["trusted"]] == [0, 0, 0, 0, 5]
     assert {outcome.err for outcome in said["trusted"]} == {""}
     assert {outcome.err for outcome in said["none"]} == {
-        "dpaudit: claims and other values that need code of own_names are those of plan.json; "
+        "dpaudit: claims and other values that need code in own_names are read from plan.json; "
         "--trust own_names runs that code\n"
     }
     assert "fingerprint" in (run / "report.html").read_text()

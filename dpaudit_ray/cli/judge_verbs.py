@@ -247,7 +247,7 @@ def _show_pairs(comparison: Comparison) -> None:
         terminal.explain(sentence)
     terminal.explain(f"differ: {'; '.join(differing) or 'none, as far as this shows'}")
     terminal.explain(
-        "right guesses: their rate, in a two-sided interval at the audit's confidence; audits "
-        "differ where these do not meet, or an exact eps is another one. A larger lower bound "
-        "alone is no difference"
+        "right guesses: their rate, with a two-sided interval at the audit's confidence; audits "
+        "differ if their intervals do not overlap, or if an exact eps differs. A larger lower "
+        "bound alone is not a difference"
     )

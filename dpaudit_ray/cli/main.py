@@ -93,7 +93,7 @@ def _run_app(debug: bool) -> int | None:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
             return Exit.COMPLETE  # the reader of the help is gone: rich ends the process
-        terminal.complain(f"code that the sweep file names has called sys.exit({error.code!r})")
+        terminal.complain(f"code named in the sweep file called sys.exit({error.code!r})")
         return Exit.USAGE
     except Exception as error:  # noqa: BLE001 (Python would exit with 1, which says "violation")
         if out_of_memory(error) and not debug:

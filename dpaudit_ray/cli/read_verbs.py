@@ -173,13 +173,13 @@ def open_run(location: str) -> Run:
     if unread := sorted(set(run.sweep.unread_modules)):
         modules = ",".join(unread)
         terminal.complain(
-            f"claims and other values that need code of {modules} are those of plan.json; "
+            f"claims and other values that need code in {modules} are read from plan.json; "
             f"--trust {modules} runs that code"
         )
     elif any(isinstance(cell.mechanism, Recorded) for cell in run.sweep.cells):
         terminal.complain(
-            "data of the sweep cannot be read here, so claims that depend on how many there are "
-            "are as plan.json has them"
+            "data of the sweep cannot be read here, so claims that depend on the number of records "
+            "are read from plan.json"
         )
     return run
 

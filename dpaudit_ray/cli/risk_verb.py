@@ -86,9 +86,7 @@ def _claim(subject: str | None, fields: dict[str, Any], delta: float) -> Claim:
     elif len(fields) != 1 or subject is not None:
         options = [f"--{name}" for name in fields]
         got = ", ".join(filter(None, [subject, *options])) or "none"
-        problem = (
-            f"risk takes one of --epsilon, --rho, --mu, a run and a file of a claim, got {got}"
-        )
+        problem = f"risk takes one of --epsilon, --rho, --mu, a run and a claim file, got {got}"
         raise SpecError("", problem)
     elif "epsilon" in fields and delta:
         fields["delta"] = delta
@@ -120,7 +118,7 @@ def _show_risks(label: str, risks: dict[str, Risk]) -> None:
     first = next(iter(risks.values()))
     columns: terminal.Columns = {
         "at most": [
-            "right answers to a fair question",
+            "correct guesses about one record",
             *(f"members found, {percent(rate)} of others accused" for rate in first.members),
             *(f"a belief of {percent(prior)} becomes" for prior in first.beliefs),
         ]
@@ -134,10 +132,10 @@ def _show_risks(label: str, risks: dict[str, Risk]) -> None:
         claims = [f"{name} {risk.claim}" for name, risk in risks.items()]
         title = f"{label}, {', '.join(claims)}"
         sentence = f"if {first.claim} is true, {sentence}"
-    terminal.show_table(f"{title}: what it allows", columns)
+    terminal.show_table(f"{title}: risks that it allows", columns)
     terminal.explain(sentence)
     if "measured" in risks:
-        terminal.explain("measured: what this ε allows; the mechanism keeps no smaller one")
+        terminal.explain("measured: risks that this ε allows; no smaller ε holds for the mechanism")
     if first.unlimited:
         chance = f"δ = {plain(first.unlimited)} for each {first.unit}"
-        terminal.explain(f"no belief is bounded with a chance of {chance}")
+        terminal.explain(f"with a probability of {chance}, no belief is bounded")

@@ -126,7 +126,9 @@ def _show_end(
     if result.stopped:
         terminal.complain(_STOPPED)
     elif any(failure.pack.size for failure in result.failures):
-        terminal.complain("the trials of failed packs count as misses, until run --retry-failed")
+        terminal.complain(
+            "trials of failed packs count as wrong guesses; run --retry-failed repeats them"
+        )
     tables.show_answer(opened, summary)
     terminal.say(f"results in {result.location}; next: dpaudit report {result.location}")
 

@@ -234,7 +234,7 @@ def _show(verdict: ScriptVerdict, page: Path) -> None:
     for line in verdict.unchecked:
         _put("", line)
     if verdict.violations:
-        _put("", "checks after the first violation; there may be more")
+        _put("", "checks after the first violation; there may be more violations")
     terminal.say("")
     terminal.say(verdict.error)
     terminal.say(f"Report: {page} ({verdict.effort})")

@@ -175,8 +175,8 @@ def list_names(
             names = ", ".join(entry.name for entry in entries)
             terminal.explain(f"{each_kind} ({_KEYS[each_kind]}): {names}")
         terminal.explain(
-            "`dpaudit list KIND` describes each in a line, `dpaudit list KIND NAME` has its "
-            "options; name your own as package.module:Class"
+            "`dpaudit list KIND` describes each in a line, `dpaudit list KIND NAME` shows its "
+            "options; name a custom one as package.module:Class"
         )
         return
     by_name = {entry.name: entry for entry in schema.entries(kind)}

@@ -57,7 +57,7 @@ def show_overview(
         columns[words.MEASURES[name]] = column(name) if is_measured else None
     sentences = words.below(quotes)
     if not details:
-        sentences.append("--details shows all other bounds, and what they mean")
+        sentences.append("--details shows all other bounds and explains them")
     else:
         # A bound through another curve than the claim's is no evidence against it: its mark is *.
         bounds = []
@@ -86,7 +86,7 @@ def show_overview(
         if any(column("assumes_other_curve")):
             sentences.append(words.OTHER_CURVE)
         if any(bound.startswith("!") for bound in bounds):
-            sentences.append("!: above its claim, as one true claim in many is by chance")
+            sentences.append("!: above its claim, as can happen by chance among many true claims")
         if any(column("above_claim")):
             sentences.append(words.ABOVE)
     terminal.show_table(f"{run.sweep.name}: {words.heading(quotes)}", columns, details)
@@ -153,8 +153,8 @@ def show_answer(run: Run, answer: Answer | None) -> None:
     """Prints verdict, reason and next steps; None for an answer that takes too long."""
     if answer is None:
         terminal.explain(
-            "this run has too many trials to be judged here: "
-            f"`dpaudit verify {run.directory.location}` judges it"
+            "this run has too many trials to judge here; run "
+            f"`dpaudit verify {run.directory.location}`"
         )
         return
     terminal.explain(answer.sentence)
@@ -197,7 +197,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
         if len(audits) > 1:
             sentences += [f"{a.label}: {a.failed_trials}" for a in audits if a.failed_trials]
         if details:
-            power_head = f"chance\nto see {verdict.LESS_NOISE}".replace("% ", "%\n")
+            power_head = f"power at\n{verdict.LESS_NOISE}".replace("% ", "%\n")
             columns |= {
                 "claimed\nnoise": [a.noise_multiplier for a in audits],
                 power_head: [Figure(percent(round(a.power, 2))) for a in audits],
@@ -210,13 +210,13 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
             false_alarms = percent(round(1 - judged.confidence, 6))
             sentences.append(
                 f"all audits together: log10 e-value {judged.evidence:.3f}, threshold "
-                f"{judged.needed:.3f}; an e-value that reaches its threshold refutes, and so do "
-                f"tests for the declared number of trials; wrong about a true claim in at most "
-                f"{false_alarms} of runs, however often they are judged; CONSISTENT: each "
-                f"mechanism has an audit that would have noticed {verdict.LESS_NOISE}"
+                f"{judged.needed:.3f}; a claim is refuted if an e-value reaches its threshold, or "
+                f"by tests at the declared number of trials; at most {false_alarms} of runs refute "
+                "a true claim, however often they are judged; CONSISTENT: each mechanism has an "
+                f"audit that would have detected {verdict.SHORTFALL}"
             )
         else:
-            sentences.append("--details shows what the verdict depends on")
+            sentences.append("--details shows the tests behind the verdict")
         terminal.show_table(heading, columns, details)
     if exact := judged.exact:
         columns = {
@@ -229,8 +229,8 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
         terminal.show_table("" if audits else heading, columns)
         if details:
             sentences.append(
-                "exact, no trials: eps is computed at every recorded step; above the claim by more "
-                f"than {plain(verdict.EXACT_TOLERANCE)} is a violation"
+                "exact, no trials: eps is computed at every recorded step; it is a violation if it "
+                f"exceeds the claim by more than {plain(verdict.EXACT_TOLERANCE)}"
             )
     for sentence in sentences:
         terminal.explain(sentence)
@@ -270,7 +270,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
         terminal.explain("time ?: packs can be timed once their preparations are done")
     if sampled:
         terminal.say(
-            f"left to do: about {duration(outlook.seconds / outlook.workers)} on this machine with "
+            f"remaining: about {duration(outlook.seconds / outlook.workers)} on this machine with "
             f"{plural(outlook.workers, 'trainer')}, {duration(outlook.seconds)} with one"
         )
     if exact := len(audits) - len(sampled):
@@ -303,8 +303,8 @@ def show_code(code: Code) -> None:
     if code.modules:
         names = ", ".join(f"{name} ({digest[:12]})" for name, digest in code.modules.items())
         terminal.explain(
-            f"runs code: {names}; if you have not written the sweep file, read them first, or "
-            "name those that may run: --trust"
+            f"runs code: {names}; if you did not write the sweep file, read these modules first, "
+            "or name those that may run: --trust"
         )
 
 
@@ -314,9 +314,9 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
     from ..stats import Status
 
     terminal.explain(
-        "max eps: if every guess is right; power: chance of a bound of 90 % of a tight claim, by "
-        "an attack that sees all that it allows (not the chance to notice less noise, which `run` "
-        "gives for the attack as it is); needed: trials that would give it 4 times in 5"
+        "max eps: the bound if every guess is correct; power: probability of a bound of 90 % of a "
+        "tight claim, by an attack that sees all that the claim allows (`run` gives the power of "
+        "the actual attack to detect less noise); needed: trials for a power of 80 %"
     )
     assumed = [audit.label for audit in audits if audit.status is not Status.CERTIFIED]
     if assumed:
@@ -339,10 +339,10 @@ def _advice(audit: AuditOutlook) -> Iterator[str]:
     from ..report.quote import epsilon_text
 
     if audit.claim == 0:
-        yield "nothing is claimed to leak, so no bound comes near; `verify` tests the claim"
+        yield "the claim is ε = 0, so no bound comes near it; `verify` tests the claim"
         return
     if not audit.claim < math.inf:
-        yield "nothing is claimed, so no bound comes near; more noise, or another accountant"
+        yield "nothing is claimed: add noise, or use another accountant"
         return
     bound = "nothing"
     if audit.likely:
@@ -351,7 +351,7 @@ def _advice(audit: AuditOutlook) -> Iterator[str]:
     yield f"{audit.trials:,} trials show {bound}, 4 times in 5"
     needed = audit.trials_needed
     if needed is None:
-        yield "more of them do not show 90 % of such a claim: take more noise, or fewer steps"
+        yield "more trials cannot show 90 % of such a claim: use more noise or fewer steps"
         return
     change = f"--set audit.trials={needed}"
     if audit.packs_done and not audit.grows:

@@ -28,22 +28,22 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PRINT_SECONDS = 120
 _LISTED = 4  # texts of a field, so that all fits one page
 _COMMITMENT = (
-    "SHA-256 of the secret bits and of the trials that were declared first: `{}`. `dpaudit plan "
-    "--json` prints it before training. If a second party received it then, bits and trials were "
-    "not chosen after the results."
+    "SHA-256 of the secret bits and of the declared trials: `{}`. `dpaudit plan --json` prints it "
+    "before training. If a second party received it then, bits and trials were not chosen after "
+    "the results."
 )
 _CHECKS = (
     "`dpaudit check {0} --commitment {1}` recomputes claims, bits, bounds and verdict from the "
     "scores.",
-    "`dpaudit check {0} --rerun 1%` also trains 1 % of the packs again, which the checker's "
-    "machine draws. Invented scores differ.",
+    "`dpaudit check {0} --rerun 1%` also trains 1 % of the packs again; the checker's machine "
+    "picks them. Invented scores differ.",
     "`dpaudit certify {0}` must give the same digests as this page.",
 )
 NOT_COVERED = (
-    "floating-point arithmetic and the generator of random numbers",  # scripts list it themselves
+    "floating-point arithmetic and the random number generator",  # scripts list it themselves
     "side channels, such as time, logs and error messages",
     "choices on private records: filters, scaling, hyperparameters, stopping",
-    "code and data other than those of the digests",
+    "code and data other than those with the digests on this page",
 )
 CENTRAL = "central: one party holds all data and runs the algorithm"
 Fields = dict[str, str]  # text by its term
@@ -147,12 +147,12 @@ def _guarantee(run: Run, answer: verdict.Answer) -> Fields:
 
 def _threat(adversary: Adversary) -> str:
     """Returns an adversary with what it gets to see."""
-    access = "what its page in docs/adversaries.md states"
+    access = "the access described in docs/adversaries.md"
     if isinstance(adversary, FinalModelAdversary):
         access = "the final model"
     elif isinstance(adversary, TrajectoryAdversary):
         access = "all models and updates"
-    return f"{adversary.name}, which gets {access}"
+    return f"{adversary.name}, with access to {access}"
 
 
 def _evidence(
@@ -175,7 +175,7 @@ def _evidence(
         "Strength": f"{same[0].label}: {same[0].reason}" if same else "",
         "Audits": f"{len(answer.audits):,}, of which {len(same):,} {answer.verdict}",
         "Trials": f"{answer.judged:,}, of which {answer.failed_trials:,} ended without a score",
-        "Growth": "trials were added after results were known" if extended else "none unplanned",
+        "Growth": "trials were added after results were known" if extended else "only as planned",
         "Recomputed": ", ".join(f"{count:,} {name}" for name, count in checked.derived.items()),
     }
 

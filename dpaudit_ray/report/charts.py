@@ -144,7 +144,7 @@ def _bounds(estimates: pd.DataFrame) -> Chart:
     table = pd.concat([claims[columns], bounds[columns], above[columns]])
     title = "Bounds by step"
     if bounds["assumes_other_curve"].any():
-        title += f" ({OTHER_CURVE_MARK}: another curve than the claim's)"
+        title += f" ({OTHER_CURVE_MARK}: not the claim's curve)"
     kinds["above its claim"] = "alarm"
     return chart(title, table, "step", epsilon_at(estimates["delta"]), kinds)
 

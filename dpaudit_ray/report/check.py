@@ -42,7 +42,7 @@ PLAN, SWEEP, ESTIMATES = record.FILE, record.SWEEP_FILE, "estimates.parquet"
 TOLERANCE, _ZERO = 1e-9, 1e-12
 KEPT = 1000  # differences that are listed; the others are counted
 NOTHING = "nothing"
-_REDRAWN = ("report.html and figures", "`dpaudit report` draws them anew")
+_REDRAWN = ("report.html and figures", "`dpaudit report` draws them again")
 _BESIDE = {
     "report.html": _REDRAWN,
     "figures": _REDRAWN,
@@ -257,7 +257,7 @@ def check_run(
         checked.compare(PLAN, plan.seed, sweep.seed, position="seed")
         checked.compare(PLAN, len(plan.audits), len(sweep.cells), position="audits")
     if plan is None or sweep is None or checked.different:
-        checked.cannot("claims, bits, scores, estimates and verdict", "they rest on these files")
+        checked.cannot("claims, bits, scores, estimates and verdict", "they need these files")
         return checked
     sources = _Sources(run, record.filled(sweep, plan, run), plan, checked)
     _check_plan(sources, sweep)
@@ -268,7 +268,7 @@ def check_run(
     with checked.reading(ESTIMATES):
         estimates = run.estimates(record.most_estimates(sweep, plan))
     if checked.different > before:
-        checked.cannot("estimates and verdict", "they rest on records that are damaged")
+        checked.cannot("estimates and verdict", "they need records that are damaged")
     else:
         _check_derived(sources, estimates)
     if commitment:
@@ -319,7 +319,7 @@ def _check_plan(sources: _Sources, sweep: Sweep) -> None:
         return
     absent = [file.file for file in plan.data if file.sha256 not in digests]
     if absent:
-        checked.cannot("the data", f"{', '.join(absent)} not here, or with another content")
+        checked.cannot("the data", f"{', '.join(absent)} missing, or with different content")
     checked.count("data files", len({file.sha256 for file in plan.data} & digests))
 
 
@@ -358,7 +358,7 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
         if not cell.unimported or sweep.resources.pack_size != "auto":
             derived["packs"] = _packs(audit, cell, sweep)
         if isinstance(filled.mechanism, Recorded):
-            reason = "takes code or data that is not here; it is as plan.json has it"
+            reason = "needs code or data that is missing here; it is taken from plan.json"
             checked.cannot("the input of accountants", reason, audit.label)
         else:
             reads = cell.foreign or cell.mechanism.claim_reads_data
@@ -406,7 +406,7 @@ def _claims(
         derived[name] = audit.claims.get(name, ())
         try:
             if is_data(name):
-                raise DpauditError("they take its author's code")
+                raise DpauditError("they need its author's code")
             values = claims.epsilons_by(claims.of_steps(cell), cell.audit.delta, name)
             checked.count("claims", len(values))
             if other_version and claims.difference(audit.claims, cell) is None:
@@ -455,7 +455,7 @@ def _damaged_preparations(sources: _Sources) -> set[int]:
             if checked.different > before:
                 damaged.update(part.waiting)
     if "prepared parts" in checked.derived:
-        checked.cannot("what preparations hold", "it was trained; its files are whole")
+        checked.cannot("values in preparations", "they were trained; their files are intact")
     return damaged
 
 
@@ -472,7 +472,7 @@ def _check_scores(sources: _Sources, audit: PlannedAudit) -> None:
         name = run.score_file(audit.id, first, last)
         before = checked.different
         if first not in starts or last not in ends:
-            checked.differs(name, "", "a file", "of any pack of its plan", audit.label)
+            checked.differs(name, "", "a file", "of a pack of its plan", audit.label)
             continue
         with checked.reading(name, audit.label):
             _check_file(sources, audit, file, () if file in packs else chosen)
@@ -555,9 +555,9 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
         try:
             unread = [spec.name for spec in cell.audit.estimators if spec.unimported]
             if unread:
-                raise DpauditError(f"{', '.join(unread)} of its author's was not imported")
+                raise DpauditError(f"its author's code in {', '.join(unread)} was not imported")
             if not cell.sampled and cell.unimported:
-                raise DpauditError("they take code or data not here")
+                raise DpauditError("they need code or data that is missing here")
             state = AuditState(opened, index, failures)
             derived = state.estimates.rows()
         except DpauditError as error:
@@ -572,7 +572,7 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
         _check_records(sources, results)
     checked.partial = _check_completeness(sources, results)
     if len(sources.good) < len(plan.audits):
-        checked.cannot("the verdict", "it rests on the files that differ")
+        checked.cannot("the verdict", "it depends on files that differ")
     else:
         checked.verdict = _check_verdict(sources, rows, stored)
 
@@ -598,7 +598,7 @@ def _behind(
     stored_trials = int(stored["trials"].max()) if len(stored) else 0
     if stored_trials < trials and not run.complete:
         reason = (
-            f"they are of {stored_trials:,} trials, {trials:,} are stored; `dpaudit run` resumes"
+            f"they are for {stored_trials:,} of {trials:,} stored trials; `dpaudit run` resumes"
         )
         checked.cannot("its estimates", reason, audit.label)
         return True
@@ -607,7 +607,7 @@ def _behind(
     if stored_trials > trials and absent:
         for pack in absent:
             name = run.score_file(audit.id, *pack)
-            expected = "the scores that its estimates rest on"
+            expected = "the scores behind its estimates"
             checked.differs(name, "", "no such file", expected, audit.label)
     elif trials or len(stored):  # the file is written with the first pack
         _compare_estimates(sources, index, rows, stored)
@@ -643,8 +643,8 @@ def _compare_estimates(
                 given_the_curve.append(Status.IF_GAUSSIAN)
             if status.conditional and stored_by_key[key]["status"] in given_the_curve:
                 recomputed[key]["status"] = stored_by_key[key]["status"]
-                reason = "what is known of the curve takes code or data that is not here"
-                checked.cannot("that its eps is certified", reason, audit.label)
+                reason = "the proof of the curve needs code or data that is missing here"
+                checked.cannot("whether its eps is certified", reason, audit.label)
     checked.count("estimates", len(shared))
     checked.compare(ESTIMATES, stored_by_key, recomputed, audit.label)
 
@@ -724,7 +724,7 @@ def _check_verdict(
         if recorded is not None:
             checked.compare(verdict.FILE, _comparable(recorded), _comparable(derived))
         elif sources.run.read_text(verdict.FILE) is not None:
-            checked.cannot(verdict.FILE, "it is not of the trials and bounds that are there")
+            checked.cannot(verdict.FILE, "it belongs to other trials or bounds")
     return derived.verdict.value
 
 

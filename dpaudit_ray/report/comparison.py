@@ -159,7 +159,7 @@ def _changes_of_code(left: Run, right: Run) -> Iterator[str]:
         yield f"{key} {before or 'none'!s:.60} -> {now or 'none'!s:.60}"
     old_data = {file.sha256 for file in left.plan.data}
     if old_data != {file.sha256 for file in right.plan.data}:
-        yield "the files that they read have other contents"
+        yield "the contents of their input files differ"
 
 
 def _partners(

@@ -50,8 +50,8 @@ _MOST = 200_000  # trials that are simulated
 _FEWEST = 64  # trials from which more are counted, and whose hits rate the adversary
 _SMALL_CLAIM = 0.75  # share of correct guesses that a claim allows: below it, the claim is small
 _EFFECT = (
-    f"trials would notice {percent(round(1 - ALTERNATIVE, 6))} less noise with a chance of "
-    f"{percent(REQUIRED_POWER)} or more"
+    f"trials would detect a {percent(round(1 - ALTERNATIVE, 6))} shortfall in noise with a "
+    f"probability of {percent(REQUIRED_POWER)} or more"
 )
 _IF_ALL = "if the adversary shows all that the claim allows"
 _MOST_LEAK = 16.0  # times the claimed losses, at most, that a hit rate is explained by
@@ -296,10 +296,10 @@ def for_weak(
     if sizes and not enough:
         least = first_size(None)
         if least is None and largest_accuracy(test.curve) < _SMALL_CLAIM:
-            yield f"more trials: so small a claim takes more than {sizes[-1]:,}"
+            yield f"more trials: so small a claim needs more than {sizes[-1]:,}"
         elif least is None:
             most = f"{sizes[-1]:,} trials"
-            yield f"more noise or fewer steps: so large a claim takes more than {most}"
+            yield f"more noise or fewer steps: so large a claim needs more than {most}"
         elif guesses < _FEWEST:
             yield f"more trials: {_IF_ALL}, {least:,} {_EFFECT}"
     another = _another_threat_model(run, index)
@@ -310,8 +310,8 @@ def for_weak(
             yield f"more trials: {_IF_ALL}, {least:,} {_EFFECT}"
         else:
             yield (
-                f"a stronger adversary: with so few right guesses, {sizes[-1]:,} trials are too "
-                f"few; if one shows all that the claim allows, {least:,} {_EFFECT}"
+                f"a stronger adversary: with so few correct guesses, {sizes[-1]:,} trials are too "
+                f"few; if an adversary shows all that the claim allows, {least:,} {_EFFECT}"
             )
     yield from _through_claimed_curves(run, index)
 
@@ -326,7 +326,7 @@ def _with_more_trials(run: Run, enough: int, is_planned: bool) -> Iterator[str]:
     """
     if is_planned:
         remedy = f"`--set audit.trials={enough}`"
-        yield f"growth that `up_to` has planned: {enough:,} {_EFFECT}: {remedy}"
+        yield f"the growth planned by `up_to`: {enough:,} {_EFFECT}: {remedy}"
         return
     fresh = options_of_its_own(run, enough, {"audit.trials": enough})
     if fresh is not None:
@@ -343,7 +343,7 @@ def _another_threat_model(run: Run, index: int) -> str | None:
         if stronger is not None:
             trials, changes = stronger
             return (
-                f"another threat model, {adversary.name}: it {what_it_does}; if that shows all "
+                f"another threat model, {adversary.name}: it {what_it_does}; if it shows all "
                 f"that the claim allows, {trials:,} {_EFFECT}: {changes}"
             )
     return None
@@ -357,7 +357,7 @@ def _through_claimed_curves(run: Run, index: int) -> Iterator[str]:
     fresh = options_of_its_own(run, "claimed", {"audit.estimators": estimators})
     if fresh is not None:
         yield (
-            "the same threat model, read through the claimed mechanism with `curve: claimed`, may "
+            "the same threat model, with the claimed mechanism's own curve (`curve: claimed`), may "
             f"show a larger ε: {fresh[1]}"
         )
 
@@ -383,9 +383,9 @@ def _by_order(run: Run, index: int) -> Iterator[str]:
     quoted = quote(run, index)
     if epsilon > (quoted.epsilon or 0.0) and quoted.estimator != name:
         yield (
-            f"the same threat model, judged by {name}: as sure of its guesses, it shows "
-            f"ε ≥ {epsilon_text(epsilon)} or more in 4 of 5 runs, where {quoted.text} is quoted: "
-            f"{fresh[1]}"
+            f"the same threat model, with the estimator {name}: at the same rate of correct "
+            f"guesses, 4 of 5 runs show ε ≥ {epsilon_text(epsilon)} or more, where "
+            f"{quoted.text} is quoted: {fresh[1]}"
         )
 
 

@@ -44,7 +44,7 @@ def of_run(run: Run, roc: list[pd.DataFrame]) -> Iterator[Picture]:
             yield Picture(f"evolution{suffix}", text, panels, png(evolution))
         trend = whole_run.trend(run, estimator)
         if trend is not None:
-            text = f"Bounds and claims over what the sweep varies{caption}"
+            text = f"Bounds and claims over the key that the sweep varies{caption}"
             file = png(whole_run.trend_figure(trend))
             yield Picture(f"trend{suffix}", text, [_trend(trend)], file)
     for number, distribution in enumerate(whole_run.distributions(run), start=1):

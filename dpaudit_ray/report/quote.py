@@ -110,7 +110,7 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     )
     row = rows.get(estimator)
     if row is None or (cell.sampled and run.done(audit) == 0):
-        return replace(none, reason="nothing is measured yet")
+        return replace(none, reason="nothing has been measured yet")
     if not cell.sampled:
         epsilon = float(row["epsilon_lower"])
         return replace(none, epsilon=epsilon, assumes=EXACT, together=True)
@@ -120,7 +120,7 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     free = assumption_free(rows, row)
     if free is not None:
         return _with_row(none, free, run.sweep.budget.confidence)
-    reason = f"what {estimator} shows ({first.assumes}) is above the claim, and does not refute it"
+    reason = f"the bound of {estimator} ({first.assumes}) exceeds the claim, but does not refute it"
     return replace(first, epsilon=None, reason=reason)
 
 

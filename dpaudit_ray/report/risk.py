@@ -48,8 +48,8 @@ class Risk:
     def sentence(self) -> str:
         """The accuracy in words."""
         return (
-            f"an attacker who knows all other {self.unit}s, and guesses whether one is in, is "
-            f"right in at most {_percent(self.accuracy)} of cases, where blind guessing is right "
+            f"an attacker who knows all other {self.unit}s and guesses whether one is in is "
+            f"right in at most {_percent(self.accuracy)} of cases; blind guessing is right "
             f"in 50 %"
         )
 

@@ -40,6 +40,7 @@ from .tables import EXACT, Run
 EXACT_TOLERANCE = 1e-5
 _ROUNDING = 1e-9
 LESS_NOISE = f"{percent(round(1 - ALTERNATIVE, 6))} less noise"
+SHORTFALL = f"a {percent(round(1 - ALTERNATIVE, 6))} shortfall in noise"
 FILE = "verdict.json"
 QUICK_TRIALS = 200_000  # more are not judged while a user waits for another result
 
@@ -532,7 +533,7 @@ def _headline(run: Run, verdict: Verdict, audits: Sequence[AuditAnswer]) -> Quot
 def _exact_reason(audit: ExactVerdict) -> str:
     """Returns why an audit without trials has its verdict."""
     if math.isnan(audit.epsilon):
-        return "nothing is computed yet"
+        return "nothing has been computed yet"
     against = "where the claim is"
     if audit.verdict is Verdict.VIOLATION:
         against = f"at step {audit.step}, above the claim of"
@@ -557,7 +558,7 @@ def _reason(
     if audit.verdict is Verdict.VIOLATION:
         return _why_refuted(run, index, audit)
     if audit.verdict is Verdict.CONSISTENT:
-        return f"{audit.trials:,} trials do not refute the claim, and {LESS_NOISE} would have shown"
+        return f"{audit.trials:,} trials do not refute the claim, but would have found {SHORTFALL}"
     # INCONCLUSIVE: the first of these reasons that holds.
     if audit.failed_trials:
         return audit.failed_trials
@@ -568,11 +569,11 @@ def _reason(
     if audit.claim == math.inf and done:
         return "it claims nothing, so there is nothing to refute"
     if audit.trials == 0:
-        return f"{done:,} trials are done, but not the first ones" if done else "no trial is done"
+        return f"{done:,} trials are done, but not the first ones" if done else "no trials are done"
     if audit.above:
         return (
-            "a bound is above its claim even together with all others, while the test of the "
-            "whole claim does not refute it"
+            "a bound exceeds its claim simultaneously with all others, but the test of the "
+            "entire claim does not refute it"
         )
     if failures:
         failed = sum(failure.pack.size for failure in failures)
@@ -586,11 +587,11 @@ def _reason(
         runs = planned.trials // planned.in_a_training
         verb = "is" if runs == 1 else "are"
         return (
-            f"the test of the whole claim counts training runs, and {runs:,} {verb} too few to "
-            f"notice {LESS_NOISE}"
+            f"the test of the entire claim counts training runs, and {runs:,} {verb} too few to "
+            f"detect {SHORTFALL}"
         )
     chance = percent(round(audit.power, 2))
-    return f"the audit is weak: it would have noticed {LESS_NOISE} with a chance of {chance}"
+    return f"the audit is weak: its power to detect {SHORTFALL} is {chance}"
 
 
 def _why_refuted(run: Run, index: int, audit: AuditVerdict) -> str:
@@ -605,13 +606,13 @@ def _why_refuted(run: Run, index: int, audit: AuditVerdict) -> str:
     refuted = "the claim is refuted"
     if _only_as_gaussian(run, index, audit.quote):
         of_epsilon = EpsilonDelta(audit.claim, audit.quote.delta).words
-        refuted = f"as Gaussian releases the claim is refuted (no more than {of_epsilon} is shown)"
+        refuted = f"as Gaussian releases, the claim is refuted (its {of_epsilon} is not exceeded)"
     reason = f"{refuted} after {audit.refuted_after:,} of {audit.planned:,} trials"
     effective = audit.effective_noise
     if effective is None or effective > audit.noise_multiplier:
         return reason
     if isinstance(claimed, Training):
-        less = f"noise multiplier {effective:.3g} where {audit.noise_multiplier:.3g}"
+        less = f"a noise multiplier of {effective:.3g} where {audit.noise_multiplier:.3g}"
         return f"{reason}: no more private than with {less} is claimed"
     weaker = claimed.weakened(effective).words
     return f"{reason}: no more private than {weaker} where {claimed.words} is claimed"
@@ -660,7 +661,7 @@ def _sentence(
         return f"{beginning} {finding}. {quoted}."
     if verdict.verdict is Verdict.VIOLATION:
         if not same:
-            finding = "all audits together refute their claims, though none does alone"
+            finding = "all audits together refute their claims, although none does alone"
         elif len(same) > 1:
             finding += f" (and {len(same) - 1} more audits)"
         for audit in failed[:1]:
@@ -671,7 +672,7 @@ def _sentence(
         if not verdict.audits:
             return sentence
         who = f"{len(same)} of {len(audits)} audits" if several else "This audit"
-        return f"{sentence} {who} would have noticed {LESS_NOISE}."
+        return f"{sentence} {who} would have detected {SHORTFALL}."
     done = sum(map(run.done, run.plan.audits))
     if several and done < run.plan.trials and not run.complete:
         finding = f"{done:,} of {run.plan.trials:,} trials are done"
@@ -694,7 +695,7 @@ def measured(quote: Quote, label: str = "") -> str:
         label: text before its level.
     """
     if quote.epsilon is None:
-        return f"There is no ε to quote: {quote.reason}"
+        return f"No ε can be quoted: {quote.reason}"
     claim = " where nothing is claimed"
     if quote.claim < math.inf:
         relation = ", above" if quote.above else " of"
@@ -723,14 +724,14 @@ def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:
                 fields = (
                     f"{{epsilon: {plain(audit.claim, '.6g')}, delta: {plain(audit.quote.delta)}}}"
                 )
-                yield f"if only its ε is promised, state it: `mechanism.claim: {fields}`"
+                yield f"if you claim only its ε, state it: `mechanism.claim: {fields}`"
                 break
-        yield from again("chance does not repeat itself, a leak does")
+        yield from again("a leak appears again, a chance result does not")
     elif outcomes.only_failed(run.directory, run.plan, run.decided):
-        yield "all that is left has failed; mend the cause, then `dpaudit run --retry-failed`"
+        yield "all remaining work has failed; fix the cause, then `dpaudit run --retry-failed`"
     elif not run.complete:
-        yield "`dpaudit run` with the same sweep file resumes"
+        yield "`dpaudit run` with the same sweep file resumes the run"
     yield from verdict.hints
     above = any(audit.above for audit in verdict.audits)
     if verdict.verdict is Verdict.INCONCLUSIVE and above:
-        yield from again("it decides whether a bound is above its claim by chance")
+        yield from again("it shows whether a bound exceeds its claim by chance")

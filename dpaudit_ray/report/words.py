@@ -20,22 +20,22 @@ ASSUMPTIONS = {
     "assumes Gaussian": "holds if the mechanism's trade-off curve is Gaussian, which is not proved",
     "assumes claimed family": "holds if the mechanism is the claimed one, up to its noise",
     "assumes independence": "holds if no canary of a training run reveals another's bit, and the "
-    "curve is Gaussian, neither of which is proved",
-    OWN: "holds given what its estimator assumes",
+    "curve is Gaussian; neither is proved",
+    OWN: "holds if its estimator's own assumption is true",
     "approximate": "holds in the limit of many trials",
     "credible": "holds under a prior",
-    "as published": "by a paper's procedure, which misses its level",
-    "not final": "trials are missing, and the confidence holds only after the last of them",
-    "extended": "trials were added after looking, for which it does not hold",
+    "as published": "holds less often than stated: a paper's own procedure",
+    "not final": "trials are missing, and the bound holds only after the last trial",
+    "extended": "does not hold at its level: trials were added after results were read",
 }
 # Words of reports, explained where a pointer rests on them.
 GLOSSARY = ASSUMPTIONS | {
     "VIOLATION": "the trials refute the claim",
-    "CONSISTENT": "no violation was found, and 30 % less noise would probably have been detected",
-    "INCONCLUSIVE": "no violation was found, but 30 % less noise could have gone undetected",
-    "verdict": "the result of a test of the whole claim, which no single bound decides",
+    "CONSISTENT": "no violation was found; a 30 % shortfall would probably have been detected",
+    "INCONCLUSIVE": "no violation was found, but a 30 % shortfall could have gone undetected",
+    "verdict": "the result of a test of the entire claim; no single bound decides it",
     "ε": "the privacy loss that this adversary has shown: quote this number",
-    "claim": "the privacy loss that the accountant allows at most",
+    "claim": "the largest privacy loss that the accountant allows",
     "ε / claim": "the share of the claim that this adversary has shown",
     "assumes": "the condition under which the bound holds",
     "trials": "training runs with a secret bit: done / planned",
@@ -44,21 +44,21 @@ GLOSSARY = ASSUMPTIONS | {
 # Column heads of utilities: there is an estimator `accuracy`, too, and an adversary `loss`.
 MEASURES = {"accuracy": "test accuracy", "loss": "test loss", "determined": "determined"}
 MU = (
-    "mu: by how many deviations of Gaussian noise the canary shows; certified whatever the curve, "
-    "but where eps assumes independence"
+    "mu: the canary's effect, in standard deviations of Gaussian noise; certified for any curve, "
+    "unless eps assumes independence"
 )
 # The mark of a bound with `assumes_other_curve`, and its footnote.
 OTHER_CURVE_MARK = "*"
 OTHER_CURVE = (
-    f"{OTHER_CURVE_MARK}: assumes a Gaussian curve, which this claim or its mechanism is not known "
-    "to have; above the claim, it refutes nothing"
+    f"{OTHER_CURVE_MARK}: assumes a Gaussian curve, but this claim or its mechanism is not known "
+    "to have one; such a bound refutes nothing, even above the claim"
 )
 AS_WRITTEN = (
-    "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the scores"
+    "bounds are read from estimates.parquet; `dpaudit check` recomputes them from the scores"
 )
 ABOVE = (
-    "above its claim: so is a bound that holds together with all others of the run; the verdict "
-    "goes by a test of the whole claim, and is never CONSISTENT together with such a bound"
+    "above its claim: a bound that holds simultaneously with all others exceeds its claim; a test "
+    "of the entire claim decides the verdict, which is then never CONSISTENT"
 )
 
 
@@ -116,7 +116,7 @@ def over_canaries(quotes: Sequence[Quote]) -> Iterator[str]:
             error = statistics.stdev(bounds) / n**0.5 * float(special.stdtrit(n - 1, 0.975))
             low, high = epsilon_text(min(bounds)), epsilon_text(max(bounds))
             yield (
-                f"{audit}: of {n} canaries drawn, ε ≥ {low} to {high}; the mean of such bounds is "
+                f"{audit}: ε ≥ {low} to {high} for {n} sampled canaries; the mean of the bounds is "
                 f"{epsilon_text(mean)} ± {epsilon_text(error)} (95 %)"
             )
 
@@ -154,6 +154,6 @@ def level(budget: SweepBudget) -> str:
     if budget.parts == 1:
         return alone
     return (
-        f"{alone}; familywise, which is what is quoted, each holds at {percent(budget.each)}, and "
-        f"all {budget.parts:,} together at {percent(budget.confidence)}"
+        f"{alone}; each familywise bound, as quoted, holds at {percent(budget.each)}, and all "
+        f"{budget.parts:,} simultaneously at {percent(budget.confidence)}"
     )

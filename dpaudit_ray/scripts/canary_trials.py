@@ -101,7 +101,9 @@ class CanaryTrials:
         judgement = Judgement(self.layer, name)
         after = self.refuted
         if after is not None:
-            observed = f"canaries guessed too well: refuted after {after} {unit} of {self.count}"
+            observed = (
+                f"canaries guessed too often: claim refuted after {after} of {self.count} {unit}"
+            )
             values = {"check": name, "claim": self.claim, "observed": observed}
             judgement.find("guessed", f"{self.count} {unit}", **values)
             return judgement.observe(observed)
@@ -110,7 +112,7 @@ class CanaryTrials:
         summary = f"{self.count} {unit}, {self.members} with the canary: no evidence against "
         summary += self.claim
         if needed is not None and self.count < needed:
-            summary += f"; {needed} would find noise of {ALTERNATIVE:g} of it"
+            summary += f"; {needed} would detect {ALTERNATIVE:g} times the noise"
         is_powerful = needed is not None and self.count >= needed
         return judgement.observe(summary, complete=is_powerful)
 

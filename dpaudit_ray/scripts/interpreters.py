@@ -54,9 +54,7 @@ class Interpreter:
             why = f"is {path}, which does not run as Python 3; name environment/bin/python"
             raise SpecError("--python", why) from error
         if not is_new:
-            why = (
-                f"is Python {version}, but audits need 3.11; make the environment with a newer one"
-            )
+            why = f"is Python {version}, but audits need 3.11; create an environment with it"
             raise SpecError("--python", why)
         if not {"numpy", "torch"} <= set(installed):
             why = f"is {path}, which has no torch and numpy; install what the script needs"

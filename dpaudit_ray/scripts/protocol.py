@@ -550,7 +550,7 @@ class RunResult:
     def unwatched_processes(self) -> str:
         """Clause that names the processes which the script has started, if any."""
         names = [f"{kind.count} {kind.process}, {kind.line}" for kind in self.processes]
-        return f"processes that it starts ({'; '.join(names)}) were not watched"
+        return f"processes that it starts ({'; '.join(names)}) were not observed"
 
 
 Record = Sequence[Entry]

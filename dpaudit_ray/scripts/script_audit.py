@@ -155,7 +155,9 @@ class Audit:
             if check.applies and not check.done:
                 self._remedies.append(f"{check.name}: {check.said}")
         if math.isnan(self._claim) and self._judgement.complete:
-            self._remedies.append("no accountant states ε; give it by @audited(delta, epsilon=...)")
+            self._remedies.append(
+                "no accountant states ε; state it with @audited(delta, epsilon=...)"
+            )
 
     def _state_claim(self, promised: float | None, is_cut: bool) -> None:
         """Sets ε of the claim, and who states it."""
@@ -326,7 +328,7 @@ class Audit:
         """Adds the number of records as the secret: the same run with one record more."""
         if not self._options.secret_size:
             return inspection
-        self._progress("repeating the first step with one record more")
+        self._progress("repeating the first step with one more record")
         larger = self._run_once("size", most_steps=1, one_more=True)
         return replace(inspection, larger=larger.record)
 
@@ -460,10 +462,10 @@ class Audit:
         self._judgement.add(judgement)
         if judgement.complete or judgement.findings or self._judgement.enough:
             return
-        need = f"20,000 steps with a noise multiplier of {self._noise:.3g} do not show 0.7 of it"
+        need = f"20,000 steps cannot detect 0.7 of a noise multiplier of {self._noise:.3g}"
         if needed is not None:
             runs = math.ceil((needed - layer.count) / steps_taken)
-            need = f"{needed} step trials would find 0.7 of the noise; {runs} more runs, about "
+            need = f"{needed} step trials would detect 0.7 of the noise; {runs} more runs, about "
             need += f"--budget {self._budget_for(runs)}"
         self._remedies.append(f"step test: {need}")
 
@@ -509,7 +511,7 @@ class Audit:
         # Layer 0 inspects a run. Layer 1, the step test, may be left out only if that shows enough.
         needed = {0} if self._judgement.enough else {0, 1}
         for layer in sorted(needed - set(self._options.layers)):
-            self._remedies.append(f"the {LAYERS[layer]} (layer {layer}) was left out by --layers")
+            self._remedies.append(f"the {LAYERS[layer]} (layer {layer}) was excluded by --layers")
         verdict = Verdict.INCONCLUSIVE if self._remedies else Verdict.CONSISTENT
         if self._is_decided:
             verdict = Verdict.VIOLATION

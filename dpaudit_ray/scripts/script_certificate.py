@@ -15,13 +15,13 @@ from .script_findings import ALPHA, LAYERS, ScriptVerdict
 
 _DATA = re.compile(r'<pre hidden id="audit">(.*?)</pre>', re.DOTALL)
 _ADVERSARIES = {
-    0: "sees the code run: every step, gradient, draw and saved value",
-    1: "plants a gradient in steps that coins choose, and sees each update",
-    2: "plants a gradient in whole runs that coins choose, and sees all updates",
+    0: "observes the running code: every step, gradient, draw and saved value",
+    1: "plants a gradient in randomly chosen steps, and observes each update",
+    2: "plants a gradient in randomly chosen runs, and observes all updates",
 }
 _COMMITMENT = (
-    "All secret bits follow from the seed, {}. If a second party chose it, the author of the "
-    "script picked no favourable bits."
+    "The seed, {}, determines all secret bits. If a second party chose it, the author of the "
+    "script could not pick favourable bits."
 )
 _CHECKS = (
     "Compare the digests of the files above: `sha256sum {0}`.",
@@ -51,7 +51,7 @@ def of_page(page: Path, commit: str) -> Certificate:
         audit = adapter.validate_python(json.loads(record))
     except ValueError as error:
         raise ScriptError(
-            f"{page} has no record of an audit; write it by `dpaudit audit SCRIPT --html {page}`"
+            f"{page} has no record of an audit; write it with `dpaudit audit SCRIPT --html {page}`"
         ) from error
     return Certificate(
         name=audit.script,
@@ -74,7 +74,9 @@ def _guarantee(audit: ScriptVerdict) -> dict[str, str]:
     in_words = "nothing is claimed"
     if not math.isnan(audit.claim):
         parameters = f"({audit.claim:.4g}, {plain(audit.delta)})"
-        in_words = f"all releases of one training together are {parameters}-differentially private"
+        in_words = (
+            f"all releases of one training run together are {parameters}-differentially private"
+        )
     layers = sorted({check.layer for check in audit.looks if check.done})
     return {
         "Privacy parameters": audit.claim_text,
@@ -121,6 +123,6 @@ def _identity(
     for name, digest in sources.items():
         if name != script:
             beside.append(f"{name} {digest[:16]}")
-    fields["Modules beside it"] = listed(beside) or "none"
+    fields["Modules next to it"] = listed(beside) or "none"
     fields["SHA-256 of the audit's record"] = hashlib.sha256(record.encode()).hexdigest()
     return fields

@@ -241,7 +241,7 @@ class ScriptVerdict:
         text = f"{runs} in {self.seconds:.0f} s"
         if self.waited < 1:
             return text
-        return f"{text}; runs waited {self.waited:.0f} s for a processor of this busy machine"
+        return f"{text}; runs waited {self.waited:.0f} s for a processor, as this machine is busy"
 
     @property
     def error(self) -> str:

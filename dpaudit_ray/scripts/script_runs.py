@@ -310,11 +310,9 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         if is_claimed and not _PRIVATE_CODE.search(source):
             return result
         steps = result.outside_steps[0].steps
-        why = (
-            f"never calls make_private, and takes {steps} steps without privacy that is known here"
-        )
+        why = f"never calls make_private, and {steps} steps have no noise that this audit knows"
     elif not target.function:
-        why += f"; if a function of it trains, name it as {target.script.name}:FUNCTION"
+        why += f"; if one of its functions trains, name it: {target.script.name}:FUNCTION"
     if not (result.processes or result.made):
         why += f"; {_MADE_VISIBLE}"
     raise ScriptError(f"{target} {why}")
@@ -336,7 +334,7 @@ def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
         last = f"nothing came after step {max(steps) + 1}" if steps else "no step ended"
         reason = f": {last} within the budget of {budget:.0f} s; give a longer --budget"
     elif ended.how == "memory":
-        reason = f" {ended.message}; give it more by --memory"
+        reason = f" {ended.message}; raise the limit with --memory"
     else:
         where = f" ({ended.place})" if ended.place else ""
         verb = "raised " if ended.how == "raised" else ""

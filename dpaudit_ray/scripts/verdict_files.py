@@ -78,7 +78,7 @@ def junit(verdict: ScriptVerdict) -> str:
 
 def sarif(verdict: ScriptVerdict) -> str:
     """Returns the findings in SARIF 2.1.0, with a rule for each code."""
-    names = {kind.code: name for name, kind in KINDS.items()}
+    names = {kind.code: kind.title for kind in KINDS.values()}
     codes = sorted({finding.code for finding in verdict.findings})
     rules = [{"id": code, "name": names[code]} for code in codes]
     driver = {"name": "dpaudit", "version": __version__, "rules": rules}

@@ -113,7 +113,7 @@ def test_without_noise_nothing_is_claimed_wherever_one_looks(many, tmp_path):
         assert not re.search(r"(claim|≤|of) inf|\bnan\b|e\+", text)
     for text in (*(outcome.out for outcome in told[:4]), page):
         assert re.search(r"noise_multiplier=0.*\bnothing\b", text)
-        reason = "but clip_norm=1.0, noise_multiplier=3.0: the test of the whole claim counts"
+        reason = "but clip_norm=1.0, noise_multiplier=3.0: the test of the entire claim counts"
         assert reason in " ".join(text.split()) or "max" in text
     without, with_dp = json.loads(dpaudit("status", place, "--json").out)["verdict"]["audits"]
     assert without["reason"] == "it claims nothing, so there is nothing to refute"

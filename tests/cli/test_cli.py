@@ -149,7 +149,7 @@ def test_a_failed_pack_ends_in_exit_3_with_audit_and_trials(failed, sweep):
     assert outcome.err == (
         "dpaudit: biased-dimension: trials 40-49 failed: ValueError: boom; traceback in "
         f"{failed}/outcomes.json\n"
-        "dpaudit: the trials of failed packs count as misses, until run --retry-failed\n"
+        "dpaudit: trials of failed packs count as wrong guesses; run --retry-failed repeats them\n"
     )
     assert "breaking" in (failed / "outcomes.json").read_text()
     assert packs(failed, FIRST) == 8
@@ -201,7 +201,7 @@ def test_the_file_of_an_extended_run_can_be_run_again(finished, sweep, monkeypat
         planned = dpaudit("plan", sweep, "--storage-path", finished.parent)
     assert (planned.code, planned.err) == (0, told)
     assert planned.out.startswith("tiny: 230 trials in 24 packs, 24 packs done\n")
-    assert "left to do: about 0s on this machine" in planned.out
+    assert "remaining: about 0s on this machine" in planned.out
 
 
 @pytest.mark.parametrize("damage", ["none", "a score file is gone", "estimates are cut"])

@@ -32,7 +32,7 @@ def test_it_is_said_in_words_and_drawn(tmp_path):
     done = dpaudit("risk", "--epsilon", "8", "--delta", "1e-5", "--figure", picture)
     assert done.code == 0, done
     assert "is right in at most 99.97 %" in " ".join(done.out.split())
-    assert "no belief is bounded with a chance of δ = 1e-5" in done.out
+    assert "with a probability of δ = 1e-5, no belief is bounded" in done.out
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -128,7 +128,7 @@ def test_a_run_has_the_risks_of_its_claim_and_of_its_measured_epsilon(tmp_path):
 
     picture = tmp_path / "risk.png"
     shown = completed(dpaudit("risk", run, "--figure", picture))
-    assert "the mechanism keeps no smaller one" in " ".join(shown.out.split())
+    assert "no smaller ε holds for the mechanism" in " ".join(shown.out.split())
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -183,7 +183,7 @@ def test_a_pack_that_cannot_run_here_leaves_the_time_open(error, tiny, tmp_path,
     file = write_sweep(tmp_path, tiny)
     outcome = dpaudit("plan", file, "--storage-path", tmp_path / "runs")
     assert outcome.code == 0
-    assert "left to do: about ? on this machine" in outcome.out
+    assert "remaining: about ? on this machine" in outcome.out
     assert outcome.out.splitlines()[-1].startswith(
         f"time unknown: the calibration pack fails on this machine: {type(error).__name__}"
     )
@@ -231,9 +231,9 @@ def test_how_many_trials_would_do_is_said_of_the_weakest(monkeypatch):
         (audit(2.0, trials_needed=900), "900 show 90 %: --set audit.trials=900"),
         (audit(2.0, trials_needed=900, packs_done=1), "900, with another name and seed"),
         (audit(2.0, trials_needed=900, packs_done=1, grows=True), "90 %: --set audit.trials=900"),
-        (audit(500.0), "more of them do not show 90 % of such a claim: take more noise, or few"),
-        (audit(math.inf), "nothing is claimed, so no bound comes near; more noise, or another"),
-        (audit(0.0), "nothing is claimed to leak"),
+        (audit(500.0), "more trials cannot show 90 % of such a claim: use more noise or few"),
+        (audit(math.inf), "nothing is claimed: add noise, or use another"),
+        (audit(0.0), "the claim is ε = 0"),
     ],
 )
 def test_what_helps(weak, said, monkeypatch):

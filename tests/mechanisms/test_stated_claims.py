@@ -72,7 +72,7 @@ def test_an_epsilon_that_is_stated_as_gaussian_releases_is_told_apart(tmp_path):
     raw = sweep(None, 1e-5, noise_multiplier=3.7306, steps=1)
     done = inline(write_sweep(tmp_path, raw), tmp_path / "runs")
     words = " ".join(done.out.split())
-    assert "as Gaussian releases the claim is refuted (no more than ε = 1 at δ = 1e-5" in words
+    assert "as Gaussian releases, the claim is refuted (its ε = 1 at δ = 1e-5" in words
     assert "if only its ε is promised, state it: `mechanism.claim: {epsilon: 1" in words
 
 

@@ -104,7 +104,7 @@ def test_misses_outlive_the_aggregator_and_are_those_of_any_executor(tmp_path, m
     aggregator.kill()
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 3, output
-    assert "count as misses, until run --retry-failed" in output
+    assert "count as wrong guesses; run --retry-failed repeats them" in output
     other = da.run(slow, storage_path=str(tmp_path / "inline"), executor="inline")
     assert set(other.estimates["trials"]) == {300}
     assert_same(tmp_path / "failing", other.location)

@@ -68,7 +68,7 @@ def test_a_sampled_run_is_read_where_its_data_are_not(tiny, tmp_path):
     for view, before in zip(views, here, strict=True):
         away = dpaudit(*view)
         assert (away.code, away.out) == (before.code, before.out)
-        assert "as plan.json has them" in away.err
+        assert "are read from plan.json" in away.err
         assert "plan.json" not in before.err
     plan = json.loads((run / "plan.json").read_text())
     assert plan["audits"][0]["claimed"][0]["sample_rate"] == 0.1

@@ -110,7 +110,7 @@ def test_everything_that_is_said_rests_on_the_same_trials(broken):
     assert live.epsilon_lower == rows(broken).loc["anytime", "epsilon_lower"]
     assert live.done == 300 - missed
     planned = dpaudit("plan", broken.parent / "sweep.yaml", "--storage-path", broken.parent)
-    assert "left to do: about 0s" in planned.out, "failed packs are not run again unasked"
+    assert "remaining: about 0s" in planned.out, "failed packs are not run again unasked"
 
 
 def test_any_order_of_scores_failures_and_restarts_gives_the_same(broken, tmp_path):

@@ -55,7 +55,8 @@ def test_a_healthy_run(sweep, tmp_path):
     assert found.verdict is Verdict.CONSISTENT
     assert found.sentence == (
         f"CONSISTENT: no violation found. Measured ε ≥ {found.quote.text} of the claimed 9.997 "
-        "(δ = 1e-5, 95 %, assumes Gaussian). This audit would have noticed 30 % less noise."
+        "(δ = 1e-5, 95 %, assumes Gaussian). This audit would have detected a 30 % shortfall in "
+        "noise."
     )
     assert found.help == ()
     assert found.judged == TRIALS
@@ -64,7 +65,7 @@ def test_a_healthy_run(sweep, tmp_path):
 def test_a_broken_run(sweep, tmp_path):
     found = verdict.current(run_of(sweep, tmp_path, 2 * CLAIMED))
     assert found.verdict is Verdict.VIOLATION
-    said = re.search(r"refuted after (\d+) of 600 trials: no more private than with noise mult"
+    said = re.search(r"refuted after (\d+) of 600 trials: no more private than with a noise mult"
                      r"iplier ([\d.]+) where 0.5 is claimed", found.sentence)  # fmt: skip
     assert said, found.sentence
     assert 0.25 <= float(said[2]) < 0.5
@@ -78,7 +79,7 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
     found = verdict.current(weak)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert re.search(
-        r"[\d,]+ trials would notice .* `--set name=.* --set audit.trials=\d+`", found.help[0]
+        r"[\d,]+ trials would detect .* `--set name=.* --set audit.trials=\d+`", found.help[0]
     )
     for verb, hints in (("status", found.help), ("verify", found.help[:1])):
         told = " ".join(dpaudit(verb, tmp_path / "few").out.split()).split("next step: ")[1:]
@@ -92,7 +93,7 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
     sweep["mechanism"]["noise_multiplier"] = 0.05
     found = verdict.current(run_of(sweep, tmp_path / "huge", 10.0))
     assert (
-        "more noise or fewer steps: so large a claim takes more than 9,600 trials" in found.help[0]
+        "more noise or fewer steps: so large a claim needs more than 9,600 trials" in found.help[0]
     )
 
 
@@ -103,7 +104,7 @@ def test_a_partial_run(sweep, tmp_path):
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "500 of 600 trials are done, 200 of them usable before a gap" in found.sentence
     assert found.sentence.endswith("(δ = 1e-5, not final: 95 % holds only after all trials).")
-    assert found.help == ("`dpaudit run` with the same sweep file resumes",)
+    assert found.help == ("`dpaudit run` with the same sweep file resumes the run",)
 
 
 def test_a_failed_run(sweep, tmp_path):
@@ -118,12 +119,12 @@ def test_a_failed_run(sweep, tmp_path):
     record.set_failed(failures[:1])
     begun = verdict.current(rebuilt(run))
     assert "100 of 600 trials failed: ValueError: no <b>" in begun.sentence
-    assert begun.help[0] == "`dpaudit run` with the same sweep file resumes"
+    assert begun.help[0] == "`dpaudit run` with the same sweep file resumes the run"
     record.set_failed(failures)
     found = verdict.current(failed := rebuilt(run))
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "600 of 600 trials failed: ValueError: no <b>" in found.sentence
-    assert found.sentence.endswith("There is no ε to quote: nothing is measured yet.")
+    assert found.sentence.endswith("No ε can be quoted: nothing has been measured yet.")
     (help_line,) = found.help
     assert "dpaudit run --retry-failed" in help_line
     html = Path(page.write(failed)).read_text()
@@ -155,12 +156,12 @@ def test_no_trial_bounds_nothing(sweep, tmp_path):
     assert row["epsilon_lower"] != row["epsilon_lower"]
     assert row["status"] == ""
     assert verdict.current(run).sentence == (
-        "INCONCLUSIVE: no violation found, but no trial is done. There is no ε to quote: nothing "
-        "is measured yet."
+        "INCONCLUSIVE: no violation found, but no trials are done. No ε can be quoted: nothing "
+        "has been measured yet."
     )
     html = Path(page.write(run)).read_text()
     assert "no trial was run" not in html
-    assert "there is nothing to show" in html
+    assert "No trials have finished yet" in html
 
 
 def test_it_is_computed_once_for_the_same_trials(sweep, tmp_path, monkeypatch):
@@ -202,7 +203,7 @@ def test_where_deriving_takes_long_another_users_answer_is_not_shown(sweep, tmp_
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
     shown = one_line(dpaudit("status", tmp_path).out)
     assert said not in shown
-    assert "too many trials to be judged here: `dpaudit verify" in shown
+    assert "too many trials to judge here; run `dpaudit verify" in shown
     assert json.loads(dpaudit("status", tmp_path, "--json").out)["verdict"] is None
 
 

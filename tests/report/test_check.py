@@ -88,7 +88,7 @@ def test_what_a_report_draws_is_not_checked_and_what_lies_beside_is_no_differenc
     (run / "notes.txt").write_text("read me")
     checked = check.check_run(str(run))
     assert (checked.in_order, checked.notes) == (True, [])
-    assert [*checked.unchecked] == ["report.html and figures: `dpaudit report` draws them anew"]
+    assert [*checked.unchecked] == ["report.html and figures: `dpaudit report` draws them again"]
 
 
 Change = Callable[[Path], str]  # changes a run; returns how a line of what is checked begins
@@ -302,7 +302,7 @@ def test_runs_of_all_kinds_are_in_order(made, tmp_path, monkeypatch):
     if made is waiting_for_a_preparation:  # what a stranger wrote is not run, and said
         unread = "not checked: the fingerprint of sweep.yaml: it needs code that was not imported"
         assert unread in outcome.out
-        assert "not checked: what preparations hold: " in outcome.out
+        assert "not checked: values in preparations: " in outcome.out
         trusted = completed(dpaudit("check", location, "--trust", "tests"))
         assert "fingerprint" not in trusted.out
     rows = len(pq.read_table(location / "estimates.parquet"))
@@ -323,7 +323,7 @@ def test_data_that_is_not_here_is_said(tmp_path):
     outcome = completed(dpaudit("check", location))
     said = " ".join(outcome.out.split())
     assert "the input of accountants: takes code or data that is not here" in said
-    assert f"not checked: the data: {file} not here, or with another content" in said
+    assert f"not checked: the data: {file} missing, or with different content" in said
 
 
 def test_a_partial_run_is_in_order_as_far_as_it_goes(tmp_path):

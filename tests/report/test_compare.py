@@ -135,7 +135,7 @@ def test_code_data_and_verdicts_stand_side_by_side(strong, weak, tmp_path):
     assert compared["code"] == [
         f"modules.mine none -> {'ab' * 30}",
         f"versions.numpy {np.__version__} -> 1.0",
-        "the files that they read have other contents",
+        "the contents of their input files differ",
     ]
     verify = json.loads(dpaudit("verify", strong, "--json").out)
     assert compared["verdicts"][0] == verify["verdict"]

@@ -205,7 +205,7 @@ FORGED = {
     scores_with_digests: ("check", "estimates.parquet"),
     bits_that_fit_the_scores: ("check", "trial 22: the first of 1 other bits"),
     a_chosen_seed: ("check", "the bits of 000-landscape-"),
-    a_pack_left_out: ("check", "no such file there, not the scores that its estimates rest on"),
+    a_pack_left_out: ("check", "no such file there, not the scores behind its estimates"),
     a_pack_left_out_and_bounds_anew: ("check", "_SUCCESS: complete there, not while"),
     another_mechanism: ("check", "sweep.yaml: fingerprint"),
     a_larger_claim: ("check", "claim after step 3 by gaussian: 90.0 there"),

@@ -202,7 +202,7 @@ def test_more_trials_decide_for_an_adversary_that_shows_so_much(
     kind, mu, confidence, up_to, tmp_path
 ):
     (hint,) = hints_of(tmp_path, 90, mu=mu, confidence=confidence, up_to=up_to)
-    found = re.match(rf"{kind}[^:]*: ([0-9,]+) trials would notice", hint)
+    found = re.match(rf"{kind}[^:]*: ([0-9,]+) trials would detect", hint)
     assert found is not None, hint
     size = int(found[1].replace(",", ""))
     numbers = growth.looks(90, up_to) if up_to else (size,)
@@ -222,8 +222,8 @@ def test_a_weak_adversary_is_told_what_a_stronger_one_decides(tmp_path):
 def test_small_and_large_claims_are_told_apart(tmp_path):
     (small,) = hints_of(tmp_path / "small", 128, 40_000.0)
     (large,) = hints_of(tmp_path / "large", 128, 0.15)
-    assert small == "more trials: so small a claim takes more than 2,048"
-    assert large == "more noise or fewer steps: so large a claim takes more than 2,048 trials"
+    assert small == "more trials: so small a claim needs more than 2,048"
+    assert large == "more noise or fewer steps: so large a claim needs more than 2,048 trials"
 
 
 def test_one_training_run_is_told_why_the_claim_is_not_decided(tmp_path):
@@ -232,6 +232,6 @@ def test_one_training_run_is_told_why_the_claim_is_not_decided(tmp_path):
     sweep = sgd({"name": "one-run", "canaries": 300, "kind": "dirac"}, **wide)
     sweep["audit"]["estimators"] = ["order-statistics"]
     sentence = da.run(sweep, storage_path=str(tmp_path), executor="inline").answer.sentence
-    reason = "the test of the whole claim counts training runs, and 1 is too few to notice 30 %"
+    reason = "the test of the entire claim counts training runs, and 1 is too few to detect a"
     assert reason in sentence
     assert "chance of 0 %" not in sentence

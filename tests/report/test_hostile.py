@@ -203,7 +203,7 @@ def test_a_text_that_is_stored_once_is_not_repeated(column, finished):
 
 
 def test_what_is_not_derived_is_said_to_be(finished):
-    said = "bounds are as estimates.parquet has them; `dpaudit check` derives them again from the"
+    said = "bounds are read from estimates.parquet; `dpaudit check` recomputes them from the scores"
     assert said in " ".join(dpaudit("status", finished, "--details").out.split())
     assert dpaudit("report", finished).code == 0
     page = (finished / "report.html").read_text()

@@ -147,7 +147,7 @@ def test_a_claim_stated_as_gaussian_releases_is_refuted_by_its_curve_only(tmp_pa
     assert quote.assumes == "assumption-free"
     assert quote.epsilon <= 1.0
     sentence = result.answer.sentence
-    assert "as Gaussian releases the claim is refuted (no more than ε = 1 at δ = 1e-5" in sentence
+    assert "as Gaussian releases, the claim is refuted (its ε = 1 at δ = 1e-5" in sentence
     assert any("`mechanism.claim: {epsilon: 1" in hint for hint in result.answer.help)
 
 

@@ -143,10 +143,10 @@ loss                               CONSISTENT   2,000  11.714  assumes    13.207
 Gaussian steps: the bound, like the claim, is for releasing all steps; assumes
   Gaussian: holds if the mechanism's trade-off curve is Gaussian, which is not
   proved
---details shows all other bounds, and what they mean
+--details shows all other bounds and explains them
 CONSISTENT: no violation found. Measured ε ≥ 11.714 of the claimed 13.207 (loss;
-  δ = 1e-5, 95 %, assumes Gaussian). 2 of 2 audits would have noticed 30 % less
-  noise.
+  δ = 1e-5, 95 %, assumes Gaussian). 2 of 2 audits would have detected a 30 %
+  shortfall in noise.
 complete
 """
 

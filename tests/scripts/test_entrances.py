@@ -403,7 +403,7 @@ def test_processes_that_a_script_starts_are_named(run, script, kind):
     assert steps(ended) == []
     with pytest.raises(ScriptError) as refused:
         script_runs.require_usable(Target(script), ended, 60.0)
-    said = f"took no private step itself: processes that it starts ({said}) were not watched"
+    said = f"took no private step itself: processes that it starts ({said}) were not observed"
     assert said in str(refused.value)
 
 
@@ -458,7 +458,7 @@ def test_a_private_run_that_starts_others_is_no_complete_one(script, one_room):
     script.write_text(f"{HEAD}import os\ntrain(30)\nos.system('python3 one.py')\n")
     outcome = dpaudit("audit", script, "--layers", "0", "--delta", "1e-5", "--budget", "30min")
     assert outcome.code == 5, outcome
-    said = "processes that it starts (1 python3 one.py, own_entrance.py:15) were not watched"
+    said = "processes that it starts (1 python3 one.py, own_entrance.py:15) were not observed"
     assert said in " ".join(outcome.out.split())
 
 

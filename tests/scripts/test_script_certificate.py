@@ -22,7 +22,7 @@ TERMS = (
     "Privacy parameters", "Claim in words", "Unit of privacy", "Neighbouring data sets",
     "Algorithm", "Trust model", "Threat model", "Measured", "Findings", "Checked", "Not done",
     "Trials", "False alarms", "Commit of the code", "Versions", "SHA-256 of train.py",
-    "Modules beside it", "SHA-256 of the audit's record",
+    "Modules next to it", "SHA-256 of the audit's record",
 )  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def test_hints_of_what_is_not_checked_name_the_first_line(tmp_path):
     assert lines[2:] == ("printed or logged values (train.py:3)", "class weights (train.py:5)")
     processes = (StartedProcesses("torchrun", "train.py:3", 4),)
     *_, started = unchecked.unchecked_in(script, RunResult(made=1, processes=processes), False)
-    assert started == "processes that it starts (4 torchrun, train.py:3) were not watched"
+    assert started == "processes that it starts (4 torchrun, train.py:3) were not observed"
     (custom,) = set(unchecked.unchecked_in(tmp_path / "none.py", RunResult(), False)) - set(lines)
     assert "custom loop" in custom
 

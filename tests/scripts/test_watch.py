@@ -419,7 +419,7 @@ def test_passes_that_cannot_be_compared_say_why():
             return x + torch.randn(x.shape, generator=self.generator)
 
     x = torch.zeros(40, 3)
-    assert "another result" in repeat_forward(Noisy(), ((x,), {}), 0).inconclusive
+    assert "a different result" in repeat_forward(Noisy(), ((x,), {}), 0).inconclusive
     assert "a batch of 2" in repeat_forward(nn.Tanh(), ((x[:2],), {}), 0).inconclusive
     assert "a row for each record" in repeat_forward(nn.L1Loss(), ((x, x), {}), 0).inconclusive
 

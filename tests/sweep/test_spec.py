@@ -290,7 +290,7 @@ def test_canaries_drawn_are_audits_of_their_own(tmp_path):
     done = inline(write_sweep(tmp_path, changed(raw, "audit.canaries_drawn", 3)), tmp_path)
     quotes = verdict.quotes(da.open(tmp_path / "drawn", trust="jobs.scale.empty").run, None)
     bounds = [quote.epsilon for quote in quotes]
-    said = f"of 3 canaries drawn, ε ≥ {min(bounds):.3f} to {max(bounds):.3f}; the mean"
+    said = f"ε ≥ {min(bounds):.3f} to {max(bounds):.3f} for 3 sampled canaries; the mean"
     assert said in " ".join(done.out.split())
     mean, error = np.mean(bounds), np.std(bounds, ddof=1) / 3**0.5 * 4.302653  # Student's, 2 df
     assert f"{mean:.3f} ± {error:.3f} (95 %)" in " ".join(done.out.split())

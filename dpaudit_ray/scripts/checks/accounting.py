@@ -13,7 +13,7 @@ class Accounting(Check):
     """Compares steps with histories, and reported ε with what these histories compose to."""
 
     name = "accounting"
-    question = "Is every release accounted, and is ε as large as all accounted steps compose to?"
+    question = "Is every release accounted, and is ε at least that of all accounted steps?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds findings for steps that no accountant counted, and for ε that is too small or early.

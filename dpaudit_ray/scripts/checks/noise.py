@@ -124,14 +124,14 @@ def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
     if arrays["again"]:  # and these steps replay: their noise follows from the generators
         judgement.find("no noise", f"{arrays['again']} steps with earlier random numbers")
     if arrays["sum"]:
-        why = "sums were given as arrays; pass audited_step what clips and sums, and per_example"
+        why = "sums were passed as arrays; pass audited_step a clipping function, and per_example"
         judgement.miss(why, name="clipping")
     if arrays["noise"]:
-        why = f"at {arrays['noise']} steps noise was given as arrays; "
+        why = f"at {arrays['noise']} steps, noise was passed as arrays; "
         why += "pass a function that draws it"
         judgement.miss(why, name="noise given")
     if any(step.has_gaps for step in inspection.replayed):
-        why = "numbers of a release are zero in some draws; leave them out after the call"
+        why = "parts of a release are zero in some draws; remove them after the call"
         judgement.miss(why, name="zeros")
 
 
@@ -147,20 +147,20 @@ def _usual_noise(inspection: Inspection) -> float | None:
 def _why_not_replayed(inspection: Inspection) -> str:
     """Returns why no step could be replayed, and what to do."""
     if entries_of(inspection.record, StepInspection):
-        why = "a step repeated with the same generators gave another result"
+        why = "a step repeated with the same generators gave a different result"
         if not inspection.uses_opacus:
             why += "; name the argument with its random numbers by key= and reseed="
         return why
     arrays = _arrays(inspection)
     if arrays["draws"]:
         return (
-            "a record left out changes all random numbers after its own, noise among them; draw "
-            "those of records before the call, and pass them in records="
+            "leaving out a record changes all later random numbers, including the noise; draw the "
+            "numbers of records before the call, and pass them in records="
         )
     if arrays["noise"]:
         return (
-            "noise that cannot be drawn again: pass audited_step a function that draws it, or "
-            "name the argument of audited_release that it depends on by key="
+            "the noise cannot be drawn again: pass audited_step a function that draws it, or "
+            "name its random key with key= of audited_release"
         )
     return "no step of a private optimizer was observed"
 
@@ -272,5 +272,5 @@ def _shortfall(
     if step.bound and length > _SLACK * step.bound:
         change += f", which changes the sum by {length / step.bound:.3g} clipping bounds"
     elif full > 1:
-        change += f", which changes {full} tensors each as far as all together may change"
+        change += f", which changes each of {full} tensors as far as all together may change"
     return finding("short noise", where, change=change, **values)

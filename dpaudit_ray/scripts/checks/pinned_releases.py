@@ -91,7 +91,7 @@ class PinnedReleases(Check):
     """Compares a run with pinned releases with one in which another record is exchanged."""
 
     name = "pinned releases"
-    question = "If releases are replaced by constants, does another record still change anything?"
+    question = "If constants replace the releases, does another record still change anything?"
     inapplicable = "this script's releases cannot be pinned"
 
     def applies(self, inspection: Inspection) -> bool:
@@ -137,7 +137,7 @@ class PinnedReleases(Check):
         if pinned.varied is not None:
             summary += ", and with one of each batch exchanged or left out"
         if pinned.halved is not None:
-            summary += ", and with one record in place of every other"
+            summary += ", and with one record in place of every second one"
         return judgement.observe(summary)
 
 

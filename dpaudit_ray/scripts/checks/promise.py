@@ -10,7 +10,7 @@ class Promise(Check):
     """Compares a stated ε with what all accounted steps compose to."""
 
     name = "promise"
-    question = "Is the stated ε at least what all accounted steps compose to?"
+    question = "Is the stated ε at least the composed ε of all accounted steps?"
     inapplicable = "no ε was stated"
 
     def applies(self, inspection: Inspection) -> bool:
@@ -22,7 +22,7 @@ class Promise(Check):
         composed = claims.composed(inspection.result, inspection.delta)
         if promised is None or not composed <= promised * (1 + claims.TOLERANCE):
             if not composed > 0:
-                why = "nothing was accounted: state noise and sampling rate of each step"
+                why = "nothing was accounted: state the noise and sampling rate of each step"
                 return judgement.miss(why)
             values = {"promised": promised, "delta": plain(inspection.delta)}
             judgement.find("promise", f"epsilon={promised:g}", composed=composed, **values)

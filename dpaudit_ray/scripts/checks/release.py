@@ -12,7 +12,7 @@ class Release(Check):
     """Judges the names of values that the run found in what is returned or saved."""
 
     name = "release"
-    question = "Does what is returned or saved have anything that did not go through noise?"
+    question = "Do returned or saved objects contain values that bypassed the noise?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds a finding for each kind of leftover that nothing explains.
@@ -24,7 +24,7 @@ class Release(Check):
         remain.
         """
         if inspection.cut:
-            return judgement.miss("the run was ended before it returned a model")
+            return judgement.miss("the run ended before it returned a model")
         explained: set[Leftover] = set()
         if not inspection.uses_opacus:
             explained.add("others")  # a custom loop may keep its releases in .grad

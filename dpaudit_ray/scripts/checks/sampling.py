@@ -38,7 +38,7 @@ class Sampling(Check):
         participations = entries_of(inspection.record, Participation)
         for entry in participations:
             if not entry.has_indices:
-                return judgement.miss("which records take part is not known; give indices=")
+                return judgement.miss("the records that take part are not known; pass indices=")
             if entry.record is not None:
                 record, first, second = entry.record
                 steps = {"first": first + 1, "second": second + 1}
@@ -53,7 +53,7 @@ class Sampling(Check):
                 return judgement.observe("every record in every step, as accounted")
             why = "no loader was observed: records are sampled by the script's own code"
             if not inspection.uses_opacus:
-                why += "; give of=, how many there are"
+                why += "; pass their number as of="
             return judgement.miss(why)
         if not claims.events_of(result):
             return judgement.miss("nothing was accounted", applies=False)
@@ -72,9 +72,9 @@ class Sampling(Check):
         find_uneven(judgement, "more rows", [step for step in uneven if step.rows > step.drawn])
         if result.copies:
             judgement.find("copies", _WHERE, count=result.copies)
-            return judgement.miss(f"{summary}; whose copies the data have was not observed")
+            return judgement.miss(f"{summary}; duplicates in the data were not observed")
         if uneven:
-            why = f"{summary}; how batches were made of the sampled records was not observed"
+            why = f"{summary}; how batches were formed from the sampled records was not observed"
             return judgement.miss(why)
         return judgement.observe(summary)
 

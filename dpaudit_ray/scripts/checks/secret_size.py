@@ -11,8 +11,8 @@ class SecretSize(Check):
     """Compares a run with one in which the data set has one record more."""
 
     name = "secret size"
-    question = "With `--secret-size`: does one record more change batch size, batches or noise?"
-    inapplicable = "the number of records is no secret without --secret-size"
+    question = "With `--secret-size`: does one more record change batch size, batches or noise?"
+    inapplicable = "the number of records is secret only with --secret-size"
 
     def applies(self, inspection: Inspection) -> bool:
         return inspection.larger is not None

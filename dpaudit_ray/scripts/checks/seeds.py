@@ -8,7 +8,7 @@ class Seeds(Check):
     """Compares the seeds of two runs: a seed is fixed only if both have it."""
 
     name = "seeds"
-    question = "Can anyone with the script compute its noise again?"
+    question = "Can anyone with the script recompute its noise?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds a finding for seeds that both runs have: the script's constants, or its noise's."""

@@ -15,7 +15,7 @@ class Updates(Check):
     """Judges steps of optimizers that no engine wraps; pinned runs judge all other changes."""
 
     name = "updates"
-    question = "Do private releases alone change the parameters that are published?"
+    question = "Do only private releases change the published parameters?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds a finding for each optimizer that no engine wraps, and for training before noise."""

@@ -54,10 +54,10 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
     triples = zip(first, again, changed, strict=True)
     outputs = [t for t in triples if _has_dim(t[0], dim) and t[0].shape[dim] == batch]
     if not outputs:
-        why = "the network gives nothing with a row for each record of its batch"
+        why = "the network returns no tensor with a row for each record of its batch"
         return ForwardInspection(inconclusive=why)
     if any(not torch.equal(a, b) for a, b, _ in outputs):
-        why = "a forward pass repeated with the same generators gave another result"
+        why = "a forward pass repeated with the same generators gave a different result"
         return ForwardInspection(inconclusive=why)
     relative_change = 0.0  # of outputs of the records that were not exchanged
     for output, _, other in outputs:

@@ -134,7 +134,7 @@ def _delta(state: WatchedRun, option: float | None) -> float:
         published.marks = replace(published.marks, delta=requested)
     stated = option or published.marks.delta
     if stated is None and state.request.inspects:
-        why = "is missing, and the script neither uses @audited(delta=...) nor asks for an ε"
+        why = "is missing, and the script neither uses @audited(delta=...) nor computes an ε"
         raise SpecError("--delta", f"{why}; write --delta 1e-5")
     return stated or math.nan
 
