@@ -102,7 +102,7 @@ class CanaryTrials:
         after = self.refuted
         if after is not None:
             observed = (
-                f"canaries guessed too often: claim refuted after {after} of {self.count} {unit}"
+                f"canaries guessed correctly too often: refuted after {after} of {self.count} {unit}"
             )
             values = {"check": name, "claim": self.claim, "observed": observed}
             judgement.find("guessed", f"{self.count} {unit}", **values)

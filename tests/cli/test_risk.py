@@ -32,14 +32,14 @@ def test_it_is_said_in_words_and_drawn(tmp_path):
     done = dpaudit("risk", "--epsilon", "8", "--delta", "1e-5", "--figure", picture)
     assert done.code == 0, done
     assert "is right in at most 99.97 %" in " ".join(done.out.split())
-    assert "with a probability of δ = 1e-5, no belief is bounded" in done.out
+    assert "with a probability of δ = 1e-5 for each record, no belief" in " ".join(done.out.split())
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ((), "takes one of --epsilon, --rho, --mu, a run and a file of a claim, got none"),
+        ((), "takes one of --epsilon, --rho, --mu, a run and a claim file, got none"),
         (("--epsilon", "1", "--mu", "1"), "got --epsilon, --mu"),
         (("claim.yaml", "--mu", "1"), "got claim.yaml, --mu"),
         (("missing.toml",), "cannot read sweep file missing.toml"),

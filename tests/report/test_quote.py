@@ -99,7 +99,7 @@ def test_without_a_bound_of_the_same_level_nothing_is_quoted(bounded):
     shown = quote(run, 0)
     assert (shown.epsilon, shown.text) == (None, "none")
     assert shown.reason == (
-        "what accuracy shows (as published) is above the claim, and does not refute it"
+        "the bound of accuracy (as published) exceeds the claim, but does not refute it"
     )
     assert quote(run, 0, refuted=True).text == "none", "a refuted claim makes no curve Gaussian"
 

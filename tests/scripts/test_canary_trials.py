@@ -42,8 +42,8 @@ def test_trials_as_they_should_be():
 def test_what_is_measured_is_above_the_claim_where_that_is_refuted(noise):
     """Verdict and bound are one test, so that they have one error."""
     layer = steps(noise, 400, seed=1)
-    kinds = [(f.layer, f.weight, f.seen[:41]) for f in layer.judge(300).findings]
-    told = (1, Weight.VIOLATION, "canaries guessed too often: claim refuted after ")
+    kinds = [(f.layer, f.weight, f.seen[:52]) for f in layer.judge(300).findings]
+    told = (1, Weight.VIOLATION, "canaries guessed correctly too often: refuted after ")
     assert kinds == ([told] if noise < 1 else [])
     measured = layer.measured(2.3, 1e-5)
     assert measured.claimed == pytest.approx(4.377, abs=1e-3)  # of one Gaussian step
@@ -72,7 +72,7 @@ def test_too_few_steps_are_not_complete():
     judged = steps(1.0, 100, seed=0).judge(300)
     words = r"100 steps, \d\d with the canary: no evidence against "
     words += "a noise multiplier of 1; "
-    assert re.fullmatch(words + "300 would find noise of 0.7 of it", judged.looks[0].said)
+    assert re.fullmatch(words + "300 would detect 0.7 times the noise", judged.looks[0].said)
     assert not judged.complete
 
 

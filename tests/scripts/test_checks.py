@@ -116,7 +116,7 @@ def test_findings_of_one_kind_are_joined_with_their_count():
 
 def test_sums_that_were_given_and_custom_loops():
     """Clipping was not observed; a loop's network is not known, and nothing waits for it."""
-    assert "sums were given" in missing(step(), APART, ArraysGiven(kind="sum"))["clipping"]
+    assert "sums were passed" in missing(step(), APART, ArraysGiven(kind="sum"))["clipping"]
     custom = judge(step(), made=0, steps=(1,))
     (apart,) = [check for check in custom.looks if check.name == "records apart"]
     assert (apart.done, apart.applies) == (False, False)
@@ -193,7 +193,7 @@ def test_steps_with_other_rows_than_sampled_records():
         (one,) = findings(step(), **fields)
         assert (one.weight, one.look, one.where) == (Weight.WARNING, "sampling", "step 4")
         assert words in one.seen
-        assert "how batches were made" in missing(step(), APART, **fields)["sampling"]
+        assert "how batches were formed" in missing(step(), APART, **fields)["sampling"]
     halves = tuple(UnevenStep(n, 5, 10) for n in range(100))
     assert not findings(step(), draws=(ALL_RECORDS,), uneven=halves)
 
@@ -232,7 +232,7 @@ def test_a_count_that_changes_the_clipping_bound():
     """And how far a record changes the sum, if that is more than one bound."""
     fields = {"draws": 64, "squares": (63e5, 63.0), "shifts": shifted(0.5, 9.0)}
     (one,) = findings(step(counts=True, **fields))
-    assert "by the clipping bound, which a count changes" in one.seen
+    assert "because the clipping bound follows a count" in one.seen
     # A custom loop may release any number last.
     (one,) = findings(step(names=("weight", "bias"), **fields))
     assert one.code == "DPA003"
@@ -365,7 +365,7 @@ def test_what_was_not_observed_is_not_judged():
     given = ArraysGiven(kind="noise")
     differs = step(replays=False)
     assert findings(given, APART) == findings(differs, APART) == []
-    assert "noise that cannot be drawn again" in missing(given, APART)["noise and clipping"]
+    assert "the noise cannot be drawn again" in missing(given, APART)["noise and clipping"]
     assert "gave a different result" in missing(differs, APART)["noise and clipping"]
     assert set(missing(step(), given, APART)) == {"noise given"}
     assert set(missing(step(ghost=True), APART)) == {"clipping"}
@@ -517,7 +517,7 @@ def test_copies_of_records_and_a_large_delta_are_named():
     copied = judge_draws(dataclasses.replace(drawn(draws), copies=3))
     assert [item.code for item in copied.findings] == ["DPA062"]
     assert not copied.complete
-    assert "whose copies" in copied.looks[0].said
+    assert "duplicates in the data" in copied.looks[0].said
     small = dataclasses.replace(ALL_RECORDS, records=round(1 / DELTA) - 1)
     large = dataclasses.replace(ALL_RECORDS, records=round(1 / DELTA) + 1)
     assert "accounting" not in missing(step(), APART, draws=(small,))

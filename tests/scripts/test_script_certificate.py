@@ -40,7 +40,7 @@ def test_certificate_of_a_script_has_every_term(page, tmp_path, monkeypatch):
     written = (tmp_path / certificate.HTML).read_text().replace("&#39;", "'")
     for term in TERMS:
         assert re.search(rf"<th>{term}</th><td>[^<]", written), term
-    for text in ("3f2a9c1", "ab" * 32, CODE.command, "the seed, 7.", "class weights &lt;3&gt;"):
+    for text in ("3f2a9c1", "ab" * 32, CODE.command, "The seed, 7,", "class weights &lt;3&gt;"):
         assert text in written
     assert "CONSISTENT: train.py:main: no violation found" in written
     assert not re.search(r"(src|href)=|https?://|<script", written)
@@ -64,5 +64,5 @@ def test_page_keeps_the_whole_record(tmp_path, claim):
 def test_page_without_a_record_is_refused(tmp_path, text):
     path = tmp_path / "page.html"
     path.write_text(text)
-    assert "has no record of an audit; write it by `dpaudit audit" in refused("certify", path)
+    assert "has no record of an audit; write it with `dpaudit audit" in refused("certify", path)
     assert "cannot read" in refused("certify", tmp_path / "none.html")

@@ -201,4 +201,4 @@ def test_scaling_is_no_hint_where_the_preparation_was_followed(tmp_path):
 def test_a_busy_machine_is_named():
     assert verdict().effort == "7 runs in 12 s"
     waited = dataclasses.replace(verdict(), waited=8.0).effort
-    assert waited == "7 runs in 12 s; runs waited 8 s for a processor of this busy machine"
+    assert waited == "7 runs in 12 s; runs waited 8 s for a processor, as this machine is busy"
