@@ -101,9 +101,7 @@ class CanaryTrials:
         judgement = Judgement(self.layer, name)
         after = self.refuted
         if after is not None:
-            observed = (
-                f"canaries guessed correctly too often: refuted after {after} of {self.count} {unit}"
-            )
+            observed = f"too many correct guesses: refuted after {after} of {self.count} {unit}"
             values = {"check": name, "claim": self.claim, "observed": observed}
             judgement.find("guessed", f"{self.count} {unit}", **values)
             return judgement.observe(observed)

@@ -42,8 +42,8 @@ def test_trials_as_they_should_be():
 def test_what_is_measured_is_above_the_claim_where_that_is_refuted(noise):
     """Verdict and bound are one test, so that they have one error."""
     layer = steps(noise, 400, seed=1)
-    kinds = [(f.layer, f.weight, f.seen[:52]) for f in layer.judge(300).findings]
-    told = (1, Weight.VIOLATION, "canaries guessed correctly too often: refuted after ")
+    kinds = [(f.layer, f.weight, f.seen[:40]) for f in layer.judge(300).findings]
+    told = (1, Weight.VIOLATION, "too many correct guesses: refuted after ")
     assert kinds == ([told] if noise < 1 else [])
     measured = layer.measured(2.3, 1e-5)
     assert measured.claimed == pytest.approx(4.377, abs=1e-3)  # of one Gaussian step

@@ -241,7 +241,7 @@ def test_a_count_that_changes_the_clipping_bound():
     apart = {"names": ("a", "b"), "sizes": (100_000, 100_000, 1), "squares": (3e5, 3e5, 0.0)}
     norms = (1.0,) * 3
     (one,) = findings(step(bound=1.5, shifts=shifted(1.0, 1.0, 0.0), norms=norms, **apart))
-    assert "which changes 2 tensors each as far as all together" in one.seen
+    assert "which changes each of 2 tensors as far as all together" in one.seen
 
 
 def outside(when: str, private: bool = False) -> dict:
