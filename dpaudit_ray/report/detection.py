@@ -326,7 +326,7 @@ def _with_more_trials(run: Run, enough: int, is_planned: bool) -> Iterator[str]:
     """
     if is_planned:
         remedy = f"`--set audit.trials={enough}`"
-        yield f"the growth planned by `up_to`: {enough:,} {_EFFECT}: {remedy}"
+        yield f"growth planned by `up_to`: {enough:,} {_EFFECT}: {remedy}"
         return
     fresh = options_of_its_own(run, enough, {"audit.trials": enough})
     if fresh is not None:

@@ -265,7 +265,7 @@ def test_a_run_without_any_finished_pack(sweep, tmp_path):
     assert json.loads(dpaudit("report", directory.location, "--format", "json").out) == []
     page = (tmp_path / "runs/tiny/report.html").read_text()
     assert "Interim" in page
-    assert page.count("No finished trials yet") == 2
+    assert page.count("No trials have finished yet") == 2
 
 
 def test_a_run_is_read_where_no_working_directory_is_left(finished, tmp_path, monkeypatch):

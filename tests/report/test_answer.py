@@ -66,7 +66,7 @@ def test_a_broken_run(sweep, tmp_path):
     found = verdict.current(run_of(sweep, tmp_path, 2 * CLAIMED))
     assert found.verdict is Verdict.VIOLATION
     said = re.search(r"refuted after (\d+) of 600 trials: no more private than with a noise mult"
-                     r"iplier ([\d.]+) where 0.5 is claimed", found.sentence)  # fmt: skip
+                     r"iplier of ([\d.]+) where 0.5 is claimed", found.sentence)  # fmt: skip
     assert said, found.sentence
     assert 0.25 <= float(said[2]) < 0.5
     assert "more audits" not in found.sentence
@@ -87,7 +87,7 @@ def test_a_weak_audit_says_what_would_help(sweep, tmp_path):
         assert all(map(str.startswith, told, hints))
     assert "<code>--set name=" in Path(page.write(weak)).read_text()
     blind = verdict.current(run_of(sweep, tmp_path / "blind", 0.0))
-    assert "with a chance of 0 %" in blind.sentence
+    assert "in noise is 0 %" in blind.sentence
     (hint,) = blind.help
     assert hint.startswith("a stronger adversary: ")
     sweep["mechanism"]["noise_multiplier"] = 0.05

@@ -199,7 +199,7 @@ CHANGES = {
     "a_damaged_decision": written("outcomes.json", "", "[1]"),
     "a_truncated_pack": in_a_file("scores/000*/20-29.parquet", cut),
     "a_deleted_pack": in_a_file("scores/001*/50-59.parquet", Path.unlink,
-                                "gradient=constant: no such file there, not the scores that"),
+                                "gradient=constant: no such file there, not the scores behind"),
     "no_plan": in_a_file("plan.json", Path.unlink, "no such file"),
     "the_sweep": in_a_file("sweep.yaml", lambda file: file.write_text(
         file.read_text().replace("noise_multiplier: 2.0", "noise_multiplier: 4.0")), "fingerprint"),
@@ -322,7 +322,7 @@ def test_data_that_is_not_here_is_said(tmp_path):
     file.unlink()
     outcome = completed(dpaudit("check", location))
     said = " ".join(outcome.out.split())
-    assert "the input of accountants: takes code or data that is not here" in said
+    assert "the input of accountants: needs code or data that is missing here" in said
     assert f"not checked: the data: {file} missing, or with different content" in said
 
 
@@ -360,7 +360,7 @@ def test_estimates_of_before_a_crash_are_behind_and_no_difference(tmp_path):
     (location / "estimates.parquet").write_bytes(written)
     checked = check.check_run(str(location))
     assert checked.in_order, checked.differences
-    assert "they are of 20 trials, 40 are stored" in " ".join(checked.unchecked)
+    assert "they are for 20 of 40 stored trials" in " ".join(checked.unchecked)
 
 
 class Half(stats.Estimator):
@@ -384,6 +384,6 @@ def test_bounds_by_somebodys_own_estimator_are_said_not_to_be_checked(tmp_path):
     location = finished(tmp_path, raw)
     outcome = completed(dpaudit("check", location))
     said = " ".join(outcome.out.split())
-    assert "not checked: landscape: its estimates: tests.report.test_check:Half of its" in said
+    assert "not checked: landscape: its estimates: its author's code in tests.report.test_check:Half" in said
     assert "in order: " in said
     assert "not checked" not in dpaudit("check", location, "--trust", "tests").out

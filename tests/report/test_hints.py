@@ -106,7 +106,7 @@ def test_a_hint_that_is_followed_lowers_nothing_and_keeps_its_promise(name, tmp_
             assert again.estimates.equals(before[1]), "the run that is there stays as it is"
         if "audit.trials" in changes or "adversary" in line:
             assert certified(after) >= certified(run), line
-        if "with a chance of 80 % or more" in line:
+        if "with a probability of 80 % or more" in line:
             powers = [audit.power for audit in verdict.judge(after, thorough=False).audits]
             assert max(powers) >= detection.REQUIRED_POWER, line
             assert verdict.current(after).verdict is Verdict.CONSISTENT
@@ -213,7 +213,7 @@ def test_more_trials_decide_for_an_adversary_that_shows_so_much(
 
 def test_a_weak_adversary_is_told_what_a_stronger_one_decides(tmp_path):
     (hint,) = hints_of(tmp_path, 128)
-    found = re.fullmatch(r"a stronger adversary: .* if one shows all .*, (\d+) trials .*", hint)
+    found = re.fullmatch(r"a stronger adversary: .* if an adversary shows all .*, (\d+) trials .*", hint)
     assert found is not None, hint
     assert refuting((int(found[1]),), 2.0 / 0.7, 2) >= POWERFUL
     assert refuting((2048,), 0.0, 3) == 0, "this one finds nothing in the number that it names"
