@@ -362,8 +362,8 @@ KINDS: dict[str, FindingKind] = {
     "prepared by others": FindingKind(
         "DPA067", "preparation from several records", "preparation", _W,
         "each record prepared without regard to the others",
-        "{changed} of {records} records changed when {rows} rows were exchanged: a scale, filling, "
-        "encoding, choice or mixture is computed from several rows, and no noise covers it",
+        "{changed} of {records} records changed when {rows} other rows were changed: a scale, "
+        "filling, encoding, choice or mixture is computed from several rows, and no noise covers it",
         "compute it from public records, or add noise to it and account for it"),
     "set by records": FindingKind(
         "DPA068", "settings from records", "preparation", _W,
