@@ -45,7 +45,7 @@ class FindingKind:
 _V, _W, _N = Weight.VIOLATION, Weight.WARNING, Weight.NOTE
 _POISSON = "each record sampled independently at a rate of {rate:.3g} (Poisson), as accounted"
 _SAMPLE = "sample by poisson_sampling=True, or account without amplification"
-_PUBLIC = "harmless on public data and private releases only"
+_PUBLIC = "keep it if it uses only public data and private releases"
 _PINNED = "{names}, which changed with another record although all releases were the same"
 _WITHOUT_NOISE = "no training on these records without noise"
 _UNPREDICTABLE = "noise that no one can recompute"
@@ -363,7 +363,7 @@ KINDS: dict[str, FindingKind] = {
         "DPA067", "preparation from several records", "preparation", _W,
         "each record prepared without regard to the others",
         "{changed} of {records} records changed when {rows} other rows were changed: a scale, "
-        "filling, encoding, choice or mixture is computed from several rows, and no noise covers it",
+        "filling, encoding, choice or mixture is computed from several rows, without noise",
         "compute it from public records, or add noise to it and account for it"),
     "set by records": FindingKind(
         "DPA068", "settings from records", "preparation", _W,

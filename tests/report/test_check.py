@@ -384,6 +384,9 @@ def test_bounds_by_somebodys_own_estimator_are_said_not_to_be_checked(tmp_path):
     location = finished(tmp_path, raw)
     outcome = completed(dpaudit("check", location))
     said = " ".join(outcome.out.split())
-    assert "not checked: landscape: its estimates: its author's code in tests.report.test_check:Half" in said
+    assert (
+        "not checked: landscape: its estimates: its author's code in tests.report.test_check:Half"
+        in said
+    )
     assert "in order: " in said
     assert "not checked" not in dpaudit("check", location, "--trust", "tests").out

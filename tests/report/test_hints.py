@@ -213,7 +213,9 @@ def test_more_trials_decide_for_an_adversary_that_shows_so_much(
 
 def test_a_weak_adversary_is_told_what_a_stronger_one_decides(tmp_path):
     (hint,) = hints_of(tmp_path, 128)
-    found = re.fullmatch(r"a stronger adversary: .* if an adversary shows all .*, (\d+) trials .*", hint)
+    found = re.fullmatch(
+        r"a stronger adversary: .* if an adversary shows all .*, (\d+) trials .*", hint
+    )
     assert found is not None, hint
     assert refuting((int(found[1]),), 2.0 / 0.7, 2) >= POWERFUL
     assert refuting((2048,), 0.0, 3) == 0, "this one finds nothing in the number that it names"
