@@ -31,7 +31,7 @@ from .terminal import ALARM, duration, marked, plural, speed
 PLAIN_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25
 _WRITE_SECONDS = 1.0  # for which a thread waits for its line before it ends the process
-_STATES = ("running", "given up", "waiting", "done")  # of audits, in the order of the picture
+_STATES = ("running", "abandoned", "waiting", "done")  # of audits, in the order of the picture
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _state(progress: Progress, index: int) -> str:
         return "done"
     if index in activity.running:
         return "running"
-    return "given up" if index in activity.over else "waiting"
+    return "abandoned" if index in activity.over else "waiting"
 
 
 def _order(progress: Progress, index: int) -> tuple[int, int]:
