@@ -188,7 +188,7 @@ KINDS: dict[str, FindingKind] = {
         "DPA029", "network trained without noise", "records elsewhere", _W,
         _WITHOUT_NOISE,
         "{value}, trained on them by an optimizer that no engine wraps",
-        "train it privately, or on public data: what private steps learn from it has no noise"),
+        "train it privately, or on public data: private steps learn from it without noise"),
     "common scale": FindingKind(
         "DPA030", "data scaled by own statistics", "records elsewhere", _W,
         "data scaled by constants, or by public values",

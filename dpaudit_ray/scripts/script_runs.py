@@ -88,7 +88,7 @@ class Target:
         if not path.is_file():
             raise SpecError("", f"there is no script {script}; write path/to/script.py[:function]")
         if match[2] and not function.isidentifier():
-            raise SpecError("", f"{function!r} is no function's name; write {script}:main")
+            raise SpecError("", f"{function!r} is not a function name; write {script}:main")
         if match[2] and arguments:
             command = shlex.join([script, "--", *arguments])
             raise SpecError("", f"{text} takes no arguments; audit the file: {command}")

@@ -7,7 +7,7 @@ from .protocol import RunResult
 
 _DATA = "data before training: filtering, duplicates, and constants computed from the records"
 _FOLLOWED_DATA = (
-    "data before training: filtering by thresholds, and what happened before the script"
+    "data before training: filtering by thresholds, and all processing before the script"
 )
 _NUMBERS = "random generators and floating-point arithmetic"
 _SCALING = "scaling by the records"

@@ -70,8 +70,8 @@ def refused(*arguments: str) -> str:
 BAD_COMMANDS = {
     "nowhere.py:main": "there is no script nowhere.py; write path/to/script.py[:function]",
     "nowhere.ipynb": "there is no script nowhere.ipynb; write path/to/script.py[:function]",
-    "own_training.py:": "'' is no function's name; write own_training.py:main",
-    "own_training.py:a_b+": "'a_b+' is no function's name",
+    "own_training.py:": "'' is not a function name; write own_training.py:main",
+    "own_training.py:a_b+": "'a_b+' is not a function name",
     "own_training.py:main --layers 3": "--layers: is '3'; name some of 0,1,2",
     "own_training.py:main --delta 2": "--delta: must lie between 0 and 1, got 2; write it as",
     "own_training.py:main --delta 1e-3%": "--delta: must be a number, got '1e-3%'; see dpaudit",
