@@ -54,7 +54,7 @@ class Interpreter:
             why = f"is {path}, which does not run as Python 3; name environment/bin/python"
             raise SpecError("--python", why) from error
         if not is_new:
-            why = f"is Python {version}, but audits need 3.11; create an environment with it"
+            why = f"is Python {version}, but audits need 3.11 or newer; create a newer environment"
             raise SpecError("--python", why)
         if not {"numpy", "torch"} <= set(installed):
             why = f"is {path}, which has no torch and numpy; install what the script needs"

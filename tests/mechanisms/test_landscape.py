@@ -145,8 +145,8 @@ def test_an_exact_epsilon_below_the_claim_is_consistent(tmp_path):
     assert shown.out.startswith("CONSISTENT: no violation found. Measured ε = 2.754 of the claimed")
     shown = dpaudit("verify", tmp_path / "land", "--details")
     assert " ".join(shown.out.split()).endswith(
-        "exact, no trials: eps is computed at every recorded step; above the claim by "
-        "more than 1e-5 is a violation"
+        "exact, no trials: eps is computed at every recorded step; it is a violation if it exceeds "
+        "the claim by more than 1e-5"
     )
     printed = json.loads(dpaudit("verify", tmp_path / "land", "--json").out)
     assert printed["exact"][0]["epsilon"] == audit.epsilon
@@ -191,7 +191,7 @@ def test_both_kinds_in_one_run_and_the_error_is_for_trials_only(tmp_path, monkey
     assert found.verdict is Verdict.INCONCLUSIVE, "300 trials show nothing"
     shown = dpaudit("verify", tmp_path / "land", "--details")
     assert shown.code == 5
-    assert "wrong about a true claim" in shown.out
+    assert "of runs refute a true claim" in shown.out
     assert "exact, no trials" in shown.out
 
 

@@ -73,7 +73,7 @@ def test_an_epsilon_that_is_stated_as_gaussian_releases_is_told_apart(tmp_path):
     done = inline(write_sweep(tmp_path, raw), tmp_path / "runs")
     words = " ".join(done.out.split())
     assert "as Gaussian releases, the claim is refuted (its ε = 1 at δ = 1e-5" in words
-    assert "if only its ε is promised, state it: `mechanism.claim: {epsilon: 1" in words
+    assert "if you claim only its ε, state it: `mechanism.claim: {epsilon: 1" in words
 
 
 REFUSED = {

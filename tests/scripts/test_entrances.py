@@ -324,7 +324,7 @@ def test_a_file_that_only_defines_functions_is_told_how_to_name_one(script, one_
     script.write_text(HEAD)
     outcome = dpaudit("audit", script, "--delta", "1e-5", "--budget", "30min")
     assert outcome.code == 2
-    said = "if a function of it trains, name it as own_entrance.py:FUNCTION"
+    said = "if one of its functions trains, name it: own_entrance.py:FUNCTION"
     assert said in " ".join(outcome.err.split())
 
 
@@ -489,7 +489,7 @@ def test_other_interpreters_that_cannot_be_used(script, tmp_path):
         tmp_path / "nowhere": "which does not run as Python 3; name environment/bin/python",
         text: "text, which does not run as Python 3",
         Path("/bin/true"): "true, which does not run as Python 3",
-        old: "--python: is Python 3.9.1, but audits need 3.11; make the environment with a newer",
+        old: "--python: is Python 3.9.1, but audits need 3.11 or newer; create a newer env",
         empty / "bin/python": "which has no torch and numpy; install what the script needs",
     }
     for program, said in unusable.items():

@@ -75,4 +75,4 @@ def test_noise_that_goes_on_from_step_to_step_is_not_judged():
     verdict = audited("jax_correlated_noise", "main")
     assert verdict.verdict is Verdict.INCONCLUSIVE
     assert not verdict.findings
-    assert any("noise that cannot be drawn again" in line for line in verdict.help)
+    assert any("the noise cannot be drawn again" in line for line in verdict.help)

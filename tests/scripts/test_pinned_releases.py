@@ -58,12 +58,12 @@ def findings(*runs: PinnedRun) -> list[Finding]:
     ("other", "check", "words"),
     [
         (run("xbc"), "", ""),  # the step that has it may release something else
-        (run("abd"), "state", "1 of 2 without the record"),
+        (run("abd"), "state", "1 of 2 steps without the record"),
         (run("abc", (1.0, 5.0, 3.0)), "", ""),  # its own gradient
         (run("abc", (1.1, 2.1, 3.1)), "records apart", "changed 3 of 3 gradients"),
-        (run("abc", published=published("2", "1")), "release", "mean, which another record"),
-        (run("abc", published=published("1", "2")), "updates", "what X is given, which"),
-        (run("ab", published=published("1", "1")), "updates", "what ends training, which another"),
+        (run("abc", published=published("2", "1")), "release", "mean, which changed with another"),
+        (run("abc", published=published("1", "2")), "updates", "what X is given, which changed"),
+        (run("ab", published=published("1", "1")), "updates", "what ends training, which changed"),
         (run("abc", updates="xbd"), "updates", "changed 2 of 3 updates"),
     ],
 )

@@ -124,7 +124,7 @@ UNUSABLE = {
         "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "    for _ in range(3):\n        model(torch.ones(2)).backward()\n"
         "        optimizer.step()",
-        "own_training.py:main never calls make_private, and takes 3 steps without privacy ",
+        "own_training.py:main never calls make_private, and 3 steps have no noise that this ",
     ),
     "trained by its import": (
         IMPORTED,
@@ -246,7 +246,7 @@ def main():
 
 @pytest.mark.parametrize(
     ("budget", "why"),
-    [(1800, "noise that cannot be drawn again"), (1, "the budget ended the run after step")],
+    [(1800, "the noise cannot be drawn again"), (1, "the budget ended the run after step")],
 )
 def test_what_was_not_seen_is_no_violation_and_a_run_that_was_cut_claims_nothing(
     budget, why, script
