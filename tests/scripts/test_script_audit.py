@@ -223,7 +223,7 @@ def test_assert_private(script):
     assert kept.verdict is Verdict.CONSISTENT
     with pytest.raises(AssertionError, match=r"epsilon=0\.1"):
         assert_private(f"{script}:main", budget=1800, layers=(0,), epsilon=0.1)
-    with pytest.raises(AssertionError, match=r"run inspection \(layer 0\) was left out"):
+    with pytest.raises(AssertionError, match=r"run inspection \(layer 0\) was excluded"):
         assert_private(f"{script}:main", budget=1, layers=(1,))
     for main in (lambda: None, os.getcwd):
         with pytest.raises(SpecError, match="no function at the top of a file"):
