@@ -8,8 +8,8 @@ change then, and no others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 from .protocol import Appeared, Prepared
 
+_MOST_LENGTHS = 3  # of arrays that are followed
+_MOST_ARRAYS = 3  # of a length that are changed
+_FEWEST_ROWS = 3  # that are found again in the records
 _LONGEST_CYCLE = 40
 _SHARE = 10  # one in so many rows takes part in a cycle
 _MOST_RECORDS = 1.5  # for each row that was changed
@@ -46,13 +49,95 @@ class PreparationRuns:
     settings: tuple[str, ...] = ()
 
 
-def units(prepared: Prepared) -> list[list[Appeared]]:
-    """Groups arrays by the line that made them; the first appearance of a digest counts."""
-    groups: dict[tuple[int, int], list[Appeared]] = {}
+# Changes rows of arrays, named by their digests, where they appear; returns what comes of it, or
+# None if the run fails. Without targets, rows with the extremes of columns are changed.
+Rerun = Callable[[Sequence[str], tuple[int, ...], tuple[int, ...]], Prepared | None]
+
+
+def follow(before: Prepared, rerun: Rerun) -> PreparationRuns | None:
+    """Follows rows of the script's arrays to the records.
+
+    Args:
+        before: of a run with nothing changed.
+        rerun: runs the script until training is private, with changed rows.
+
+    Returns:
+        What the runs showed; None if no array becomes the records row by row.
+    """
+    for arrays in arrays_by_length(before)[:_MOST_LENGTHS]:
+        rows = arrays[0].rows
+        row_cycles = cycles(rows)
+        rotation = moves(row_cycles)
+        # Records and labels are rotated together. What is computed from them has another digest
+        # then, and is left alone.
+        rotated = rerun([array.digest for array in arrays], *rotation)
+        if rotated is None:
+            continue
+        found = lineage(before, rotated, row_cycles)
+        result = PreparationRuns(arrays[0].line, len(before.records), len(rotation[0]))
+        if len(found.rows) < _FEWEST_ROWS:
+            mixed = mixed_records(before, rotated, row_cycles)
+            if mixed and rows == result.records:
+                return replace(result, changed=mixed)
+            continue
+        # Public data may be as long as the records: their rows move no record.
+        private = []
+        for line in dict.fromkeys(array.line for array in arrays):
+            digests = [array.digest for array in arrays if array.line == line]
+            alone = rerun(digests, *rotation)
+            if alone is not None and moves_records(before, alone, found):
+                private += digests
+                result = result if len(private) > len(digests) else replace(result, line=line)
+            if len(private) >= _MOST_ARRAYS:
+                break
+        if private:
+            return _with_equal_rows(before, rotated, rerun, private, found, result)
+    return None
+
+
+def _with_equal_rows(
+    before: Prepared,
+    rotated: Prepared,
+    rerun: Rerun,
+    digests: Sequence[str],
+    found: Lineage,
+    result: PreparationRuns,
+) -> PreparationRuns:
+    """Makes private rows equal in some runs, until one shows that other records change.
+
+    Args:
+        before: of a run with nothing changed.
+        rotated: of a run with rotated rows.
+        rerun: runs the script.
+        digests: of the arrays.
+        found: rows and their records.
+        result: so far.
+    """
+    is_whole = len(found.rows) == len(rotated.targets)
+    for targets in (found.rows, found.rows[::-1], ()):
+        if not (targets or is_whole):  # extremes may be in rows that are public
+            continue
+        after = rerun(digests, targets, targets[:1] * len(targets))
+        if after is None:
+            continue
+        positions = found.positions if targets else ()
+        changed = changed_others(before, after, after.targets, positions)
+        settings = changed_settings(before, rotated, after)
+        if changed or settings:
+            return replace(result, rows=len(after.targets), changed=changed, settings=settings)
+    return replace(result, rows=len(found.rows))
+
+
+def arrays_by_length(prepared: Prepared) -> list[list[Appeared]]:
+    """Groups arrays by their rows, in the order of their first appearance.
+
+    Arrays that are much shorter than the records, such as those of networks, are left out.
+    """
+    groups: dict[int, list[Appeared]] = {}
     digests: set[str] = set()
     for array in prepared.arrays:
-        if array.digest not in digests:
-            groups.setdefault((array.event, array.rows), []).append(array)
+        if array.digest not in digests and array.rows * _SHARE >= len(prepared.records):
+            groups.setdefault(array.rows, []).append(array)
         digests.add(array.digest)
     return list(groups.values())
 
@@ -136,6 +221,21 @@ def _record_cycles(
     return record_cycles
 
 
+def moves_records(
+    before: Prepared,
+    rotated: Prepared,
+    found: Lineage,
+) -> bool:
+    """Returns whether rotated rows of one array moved some of these records, and few others."""
+    first = np.array(before.records)
+    second = np.array(rotated.records)
+    if len(first) != len(second):
+        return False
+    distances = np.abs(first - second).max(1) / _spread(first)
+    positions = set(np.flatnonzero(distances > _TOLERANCES[-1]).tolist())
+    return bool(positions & set(found.positions)) and len(positions) <= len(first) / 2
+
+
 def changed_settings(
     before: Prepared,
     rotated: Prepared,
@@ -178,10 +278,13 @@ def changed_others(
         rows: these rows.
         positions: of their records in the data set, as far as that is known.
     """
-    if len(before.records) == len(after.records) and positions:
+    is_as_long = len(before.records) == len(after.records)
+    if is_as_long and positions:
         changed = _missing(np.delete(np.array(before.records), positions, axis=0), after)
         if changed:
             return changed
+    if not (is_as_long or positions):
+        return 0  # a row that was left out may be in now, so that a random split is another one
     changed = _missing(np.array(before.records), after)
     return changed if changed > _MOST_RECORDS * len(rows) else 0
 

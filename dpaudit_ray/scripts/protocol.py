@@ -338,14 +338,10 @@ class PinnedStep(Entry):
 
 @dataclass(frozen=True)
 class Appeared:
-    """An array of the script: its digest where it appears, its rows, the event, and the line.
-
-    Arrays that the same line makes have the same event.
-    """
+    """An array of the script: its digest where it appears, its number of rows, and the line."""
 
     digest: str
     rows: int
-    event: int
     line: str
 
 

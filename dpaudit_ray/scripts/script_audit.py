@@ -14,7 +14,7 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,8 +27,7 @@ from ..report.verdict import Verdict
 from . import canary_trials, checks, claims, preparation, processor, script_runs
 from .canary_trials import CanaryTrials
 from .checks import Inspection, PinnedRun, PinnedRuns
-from .preparation import PreparationRuns
-from .protocol import Appeared, Made, Prepared, RunRequest, Trial, entries_of
+from .protocol import Made, Prepared, RunRequest, Trial, entries_of
 from .script_findings import LAYERS, AuditedCode, Finding, Judgement, ScriptVerdict
 from .script_runs import EndedRun, Runner, Target
 from .unchecked import unchecked_in
@@ -41,8 +40,6 @@ _FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials 
 _MOST_EXTENDED = 3.0  # times the budget, for runs that wait for a processor
 _MOST_FAILURES = 3  # runs with canaries that raise, before no more are tried
 _MOST_RUN_TRIALS = 400
-_MOST_UNITS = 5  # lines of a script whose arrays may have the private records
-_FEWEST_ROWS = 3  # that are found again in the private records
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -235,57 +232,25 @@ class Audit:
     def _with_preparation(self, inspection: Inspection) -> Inspection:
         """Adds runs with changed rows, which end before training, if the records have arrays."""
         alone = inspection.pinned.unchanged if inspection.pinned else None
-        if alone is None or alone.prepared is None:
+        if alone is None or alone.prepared is None or not alone.prepared.records:
             return inspection
         self._progress("repeating the preparation with other records")
-        before = alone.prepared
-        for unit in preparation.units(before)[:_MOST_UNITS]:
-            cycles = preparation.cycles(unit[0].rows)
-            rotated = self._prepared_with(unit, *preparation.moves(cycles))
-            if rotated is None:
-                continue
-            lineage = preparation.lineage(before, rotated, cycles)
-            rows = sum(map(len, cycles))
-            runs = PreparationRuns(unit[0].line, len(before.records), rows)
-            if len(lineage.rows) < _FEWEST_ROWS:
-                mixed = preparation.mixed_records(before, rotated, cycles)
-                if mixed and unit[0].rows == runs.records:
-                    return replace(inspection, preparation=replace(runs, changed=mixed))
-                continue
-            is_whole = len(lineage.rows) == rows
-            runs = replace(runs, rows=len(lineage.rows))
-            for targets in (lineage.rows, lineage.rows[::-1], ()):
-                if not (targets or is_whole):  # extremes may be in rows that are public
-                    continue
-                after = self._prepared_with(unit, targets, targets[:1] * len(targets))
-                if after is None:
-                    continue
-                positions = lineage.positions if targets else ()
-                changed = preparation.changed_others(before, after, after.targets, positions)
-                settings = preparation.changed_settings(before, rotated, after)
-                if changed or settings:
-                    rows = len(after.targets)
-                    runs = replace(runs, rows=rows, changed=changed, settings=settings)
-                    break
-            return replace(inspection, preparation=runs)
-        return inspection
+        result = preparation.follow(alone.prepared, self._prepared_with)
+        return replace(inspection, preparation=result)
 
     def _prepared_with(
         self,
-        unit: list[Appeared],
+        arrays: Sequence[str],
         targets: tuple[int, ...],
         sources: tuple[int, ...],
     ) -> Prepared | None:
-        """Returns the prepared records of a run that changes rows; None if it fails.
-
-        Without targets, rows with the extremes of columns are changed.
-        """
+        """Returns the prepared records of a run that changes rows of arrays; None if it fails."""
         run = self._run_once(
             "pinned",
             share=_PINNED,
             pinned="unchanged",
             follows=True,
-            arrays=tuple(array.digest for array in unit),
+            arrays=tuple(arrays),
             targets=targets,
             sources=sources,
         )

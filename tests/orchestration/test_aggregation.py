@@ -514,7 +514,7 @@ def test_plan_and_report_say_it(twenty, tmp_path):
     run = tmp_path / "twenty"
     assert dpaudit("report", run).code == 0
     page = (run / "report.html").read_text()
-    assert "Each training has 20 canaries" in page
+    assert "Each training run has 20 canaries" in page
     assert "The Gaussian fit has" not in page
     shown = dpaudit("plan", file, "--storage-path", tmp_path / "elsewhere")
     alone = stats.power.largest_certifiable(200, 1e-5, 0.95)

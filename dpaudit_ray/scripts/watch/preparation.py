@@ -9,6 +9,7 @@ the prepared records. A first run changes nothing, and lists the arrays.
 import functools
 import hashlib
 import sys
+import time
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import StackDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset
 
 from ..protocol import SUMMARY, Appeared, Prepared, Summary
 from . import hooks
@@ -32,6 +33,8 @@ _FEWEST = 30  # rows of an array that may have the records
 _MOST_EVENTS = 200_000  # lines of the script that are followed
 _MOST_BYTES = 2**28  # of an array
 _MOST_RECORDS = 20_000  # that are fetched one by one
+_MOST_ELEMENTS = 100_000  # of a list
+_SECONDS = 10.0  # for fetching them
 _MOST_COLUMNS = 20  # whose extremes are changed
 _MOST_PARTS = 10  # of a container with arrays; a longer one is a list of records
 _PLAIN = (int, float, bool, complex, str, bytes, type(None))
@@ -47,7 +50,7 @@ def install(run: WatchedRun) -> None:
 
         @before(opacus.PrivacyEngine, "make_private")
         def make_private(_: Any, **options: Any) -> None:
-            followed.end(options["data_loader"].dataset, _settings(**options))
+            followed.end(options["data_loader"].dataset, options)
 
     sys.settrace(followed.trace)
 
@@ -96,19 +99,18 @@ class Followed:
             name = _digest(array)
             if name is None:
                 continue
-            # What one line makes has one number.
-            self._appeared.append(Appeared(name, len(array), self._events, self._line))
+            self._appeared.append(Appeared(name, len(array), self._line))
             if name in request.arrays:
                 self._targets = list(self._targets or request.targets or _extreme_rows(array))
                 middle = [len(array) // 2] * len(self._targets)
                 _move_rows(array, self._targets, list(request.sources) or middle)
 
-    def end(self, data: Any, settings: dict[str, str]) -> None:
+    def end(self, data: Any, options: dict[str, Any]) -> None:
         """Summarises the records of the first private data; ends a run that changed arrays.
 
         Args:
-            data: the data set.
-            settings: of training, as texts by their names.
+            data: the data set; None if there is none to look at.
+            options: of `make_private`; empty for a loop without Opacus.
 
         Raises:
             EnoughSeen: the run was about the preparation alone.
@@ -117,13 +119,15 @@ class Followed:
             return
         self._is_over = True
         sys.settrace(None)
-        records = tuple(_summaries(self._run, data))
-        prepared = Prepared(
-            targets=tuple(self._targets),
-            settings=settings,
-            arrays=tuple(self._appeared),
-            records=records,
-        )
+        try:
+            prepared = Prepared(
+                targets=tuple(self._targets),
+                settings=_settings(**options) if options else {},
+                arrays=tuple(self._appeared),
+                records=tuple(_summaries(self._run, data)),
+            )
+        except Exception:  # noqa: BLE001 (a data set of the script may raise anything)
+            prepared = Prepared()
         self._run.put(prepared)
         if self._run.request.arrays:
             raise EnoughSeen
@@ -156,7 +160,7 @@ def _arrays_in(values: Sequence[Any], depth: int = 3) -> Iterator[Any]:
             if value.ndim > 0 and len(value) >= _FEWEST:
                 yield value
         elif isinstance(value, list) and len(value) >= _FEWEST:
-            if not isinstance(value[0], (int, float)):  # no indices
+            if isinstance(value[0], (str, bytes, tuple, dict)):  # no indices, and no networks
                 yield value
         elif depth > 0:
             yield from _arrays_in(_parts(value), depth - 1)
@@ -168,7 +172,9 @@ def _parts(value: Any) -> Sequence[Any]:
         return list(value.values()) if len(value) <= _MOST_PARTS else []
     if isinstance(value, (list, tuple)):
         return value if len(value) <= _MOST_PARTS else []
-    if isinstance(value, torch.utils.data.Dataset):
+    if isinstance(value, DataLoader):
+        return [value.dataset]
+    if isinstance(value, Dataset):
         return list(vars(value).values())
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     if file and hooks.is_users(file) and hasattr(value, "__dict__"):
@@ -185,7 +191,8 @@ def _is_table(value: Any) -> bool:
 def _digest(array: Any) -> str | None:
     """Returns a digest of all rows; None for arrays that are large, or not to be changed."""
     if isinstance(array, list):
-        return f"{zlib.crc32(repr(array).encode()):x}"
+        is_usable = len(array) <= _MOST_ELEMENTS
+        return f"{zlib.crc32(repr(array).encode()):x}" if is_usable else None
     if _is_table(array):
         from pandas.util import hash_pandas_object
 
@@ -251,7 +258,7 @@ def _summaries(run: WatchedRun, data: Any) -> list[Summary]:
     """Returns random combinations of each prepared record's values.
 
     Returns:
-        An empty list for data that come as a stream, or of too many records.
+        An empty list for data that come as a stream, or of too many or too slow records.
     """
     if type(data) in (TensorDataset, StackDataset):
         tables = data.tensors if type(data) is TensorDataset else data.datasets
@@ -261,7 +268,13 @@ def _summaries(run: WatchedRun, data: Any) -> list[Summary]:
         return []
     with preserve_generators(generators_in(data)):
         seed_generators(run.request.derived("prepared"))
-        return [_summary(_of_item(data[index])) for index in range(len(data))]
+        end = time.monotonic() + _SECONDS
+        summaries = []
+        for index in range(len(data)):
+            if time.monotonic() > end:
+                return []
+            summaries.append(_summary(_of_item(data[index])))
+        return summaries
 
 
 def _combined(table: Any, number: int) -> Numbers:

@@ -143,9 +143,10 @@ class Stream(StepWatch):
                 run.put(ArraysGiven(kind="noise"))
             if records and not run.releases and (inspects or run.request.pinned):
                 pinned_runs.find_tables(run, records)
-                tables = run.pinned.tables
-                if run.followed and tables and len(tables[0]) > len(records[0]):
-                    run.followed.end(StackDataset(*tables), {})
+                if run.followed:
+                    tables = run.pinned.tables
+                    is_of_more = tables and len(tables[0]) > len(records[0])
+                    run.followed.end(StackDataset(*tables) if is_of_more else None, {})
             if inspects and sum(self.sizes) <= _MOST_ROWS:
                 self._note_draw(records)
             change = self.begin_trial(self.rate)  # None: no canary joins it

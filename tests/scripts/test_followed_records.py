@@ -1,5 +1,7 @@
 """How records are followed from the script's arrays: the judge's part, on played runs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -126,8 +128,9 @@ def test_rows_that_are_mixed_with_their_neighbours_are_counted():
 def test_a_row_in_many_records_is_counted_where_their_number_changes():
     before = run_of(np.repeat(rows(), 2, axis=0))
     after = run_of(np.repeat(rows(), 2, axis=0)[: 2 * ROWS - 200])
-    assert preparation.changed_others(before, after, range(100), ()) == 200
-    assert preparation.changed_others(before, after, range(150), ()) == 0
+    assert preparation.changed_others(before, after, range(100), [0]) == 200
+    assert preparation.changed_others(before, after, range(150), [0]) == 0
+    assert preparation.changed_others(before, after, range(100), ()) == 0
 
 
 def test_settings_count_that_rows_decide_and_their_order_does_not():
@@ -137,12 +140,60 @@ def test_settings_count_that_rows_decide_and_their_order_does_not():
     assert preparation.changed_settings(before, rotated, after) == ("bound",)
 
 
-def test_arrays_of_a_line_are_one_unit_and_copies_none():
+def test_arrays_are_grouped_by_length_without_copies_and_networks():
     arrays = (
-        Appeared("x", 10, 1, "a.py:1"),
-        Appeared("y", 10, 1, "a.py:1"),
-        Appeared("x", 10, 2, "a.py:2"),
-        Appeared("z", 8, 3, "a.py:3"),
+        Appeared("x", 10, "a.py:1"),
+        Appeared("y", 10, "a.py:1"),
+        Appeared("x", 10, "a.py:2"),
+        Appeared("weights", 8, "a.py:3"),
+        Appeared("z", 9, "a.py:4"),
     )
-    units = preparation.units(Prepared(arrays=arrays))
-    assert [[array.digest for array in unit] for unit in units] == [["x", "y"], ["z"]]
+    prepared = Prepared(arrays=arrays, records=((0.0, 0.0, 0.0),) * 90)
+    groups = preparation.arrays_by_length(prepared)
+    assert [[array.digest for array in group] for group in groups] == [["x", "y"], ["z"]]
+
+
+class Played:
+    """A script with arrays of records, labels and public data, all of one length."""
+
+    def __init__(self, prepare) -> None:
+        self.prepare = prepare
+        self.arrays = {"x": rows(), "y": rows(2)[:, :1], "public": rows(3)}
+
+    def run(self, digests, targets, sources) -> Prepared:
+        arrays = {name: table.copy() for name, table in self.arrays.items()}
+        targets = targets or tuple(sorted({*rows().argmax(0), *rows().argmin(0)}))
+        sources = sources or (ROWS // 2,) * len(targets)
+        for name in digests:
+            arrays[name][list(targets)] = arrays[name][list(sources)]
+        table = np.hstack([self.prepare(arrays["x"], arrays["public"]), arrays["y"]])
+        appeared = [Appeared(name, ROWS, f"a.py:{n}") for n, name in enumerate(arrays)]
+        return replace(run_of(table), arrays=tuple(appeared), targets=targets)
+
+    def follow(self) -> preparation.PreparationRuns | None:
+        return preparation.follow(self.run((), (), ()), self.run)
+
+
+def test_labels_are_rotated_with_their_records():
+    followed = Played(lambda x, _: by_constants(x)).follow()
+    assert followed is not None
+    assert (followed.line, followed.changed, followed.rows) == ("a.py:0", 0, 35)
+
+
+def test_public_data_of_the_same_length_may_scale_the_records():
+    followed = Played(lambda x, public: x / public.std(0)).follow()
+    assert followed is not None
+    assert followed.changed == 0
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda x, public: x / x.std(0) + public.mean(),
+        lambda x, _: x / (x.max(0) - x.min(0)),
+    ],
+)
+def test_records_that_scale_each_other_are_told(prepare):
+    followed = Played(prepare).follow()
+    assert followed is not None
+    assert followed.changed > 300
