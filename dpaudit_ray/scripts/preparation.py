@@ -73,9 +73,9 @@ def follow(before: Prepared, rerun: Rerun) -> PreparationRuns | None:
         rotated = rerun([array.digest for array in arrays], *rotation)
         if rotated is None:
             continue
-        found = lineage(before, rotated, row_cycles)
+        descent = lineage(before, rotated, row_cycles)
         result = PreparationRuns(arrays[0].line, len(before.records), len(rotation[0]))
-        if len(found.rows) < _FEWEST_ROWS:
+        if len(descent.rows) < _FEWEST_ROWS:
             mixed = mixed_records(before, rotated, row_cycles)
             if mixed and rows == result.records:
                 return replace(result, changed=mixed)
@@ -85,13 +85,13 @@ def follow(before: Prepared, rerun: Rerun) -> PreparationRuns | None:
         for line in dict.fromkeys(array.line for array in arrays):
             digests = [array.digest for array in arrays if array.line == line]
             alone = rerun(digests, *rotation)
-            if alone is not None and moves_records(before, alone, found):
+            if alone is not None and moves_records(before, alone, descent):
                 private += digests
                 result = result if len(private) > len(digests) else replace(result, line=line)
             if len(private) >= _MOST_ARRAYS:
                 break
         if private:
-            return _with_equal_rows(before, rotated, rerun, private, found, result)
+            return _with_equal_rows(before, rotated, rerun, private, descent, result)
     return None
 
 
@@ -100,7 +100,7 @@ def _with_equal_rows(
     rotated: Prepared,
     rerun: Rerun,
     digests: Sequence[str],
-    found: Lineage,
+    descent: Lineage,
     result: PreparationRuns,
 ) -> PreparationRuns:
     """Makes private rows equal in some runs, until one shows that other records change.
@@ -110,22 +110,22 @@ def _with_equal_rows(
         rotated: of a run with rotated rows.
         rerun: runs the script.
         digests: of the arrays.
-        found: rows and their records.
+        descent: rows and their records.
         result: so far.
     """
-    is_whole = len(found.rows) == len(rotated.targets)
-    for targets in (found.rows, found.rows[::-1], ()):
+    is_whole = len(descent.rows) == len(rotated.targets)
+    for targets in (descent.rows, descent.rows[::-1], ()):
         if not (targets or is_whole):  # extremes may be in rows that are public
             continue
         after = rerun(digests, targets, targets[:1] * len(targets))
         if after is None:
             continue
-        positions = found.positions if targets else ()
+        positions = descent.positions if targets else ()
         changed = changed_others(before, after, after.targets, positions)
         settings = changed_settings(before, rotated, after)
         if changed or settings:
             return replace(result, rows=len(after.targets), changed=changed, settings=settings)
-    return replace(result, rows=len(found.rows))
+    return replace(result, rows=len(descent.rows))
 
 
 def arrays_by_length(prepared: Prepared) -> list[list[Appeared]]:
@@ -224,7 +224,7 @@ def _record_cycles(
 def moves_records(
     before: Prepared,
     rotated: Prepared,
-    found: Lineage,
+    descent: Lineage,
 ) -> bool:
     """Returns whether rotated rows of one array moved some of these records, and few others."""
     first = np.array(before.records)
@@ -233,7 +233,7 @@ def moves_records(
         return False
     distances = np.abs(first - second).max(1) / _spread(first)
     positions = set(np.flatnonzero(distances > _TOLERANCES[-1]).tolist())
-    return bool(positions & set(found.positions)) and len(positions) <= len(first) / 2
+    return bool(positions & set(descent.positions)) and len(positions) <= len(first) / 2
 
 
 def changed_settings(
