@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .protocol import Appeared, Prepared
 
 _MOST_LENGTHS = 3  # of arrays that are followed
-_MOST_ARRAYS = 3  # of a length that are changed
+_MOST_LINES = 3  # whose arrays of one length are changed
 _FEWEST_ROWS = 3  # that are found again in the records
 _LONGEST_CYCLE = 40
 _SHARE = 10  # one in so many rows takes part in a cycle
@@ -65,34 +65,54 @@ def follow(before: Prepared, rerun: Rerun) -> PreparationRuns | None:
         What the runs showed; None if no array becomes the records row by row.
     """
     for arrays in arrays_by_length(before)[:_MOST_LENGTHS]:
-        rows = arrays[0].rows
-        row_cycles = cycles(rows)
-        rotation = moves(row_cycles)
-        # Records and labels are rotated together. What is computed from them has another digest
-        # then, and is left alone.
-        rotated = rerun([array.digest for array in arrays], *rotation)
+        result = _follow_arrays(before, rerun, arrays)
+        if result is not None:
+            return result
+    return None
+
+
+def _follow_arrays(
+    before: Prepared,
+    rerun: Rerun,
+    arrays: Sequence[Appeared],
+) -> PreparationRuns | None:
+    """Follows rows of arrays of one length.
+
+    Records and labels are rotated together at first. What is computed from them has another digest
+    then, and is left alone. If that shows nothing, the arrays of one line are rotated.
+    """
+    rows = arrays[0].rows
+    row_cycles = cycles(rows)
+    rotation = moves(row_cycles)
+    by_event: dict[int, list[Appeared]] = {}
+    for array in arrays:
+        by_event.setdefault(array.event, []).append(array)
+    of_lines = list(by_event.values())[:_MOST_LINES]
+    for chosen in (arrays, *(of_lines if len(of_lines) > 1 else ())):
+        rotated = rerun(_digests(chosen), *rotation)
         if rotated is None:
             continue
+        result = PreparationRuns(chosen[0].line, len(before.records), len(rotation[0]))
         descent = lineage(before, rotated, row_cycles)
-        result = PreparationRuns(arrays[0].line, len(before.records), len(rotation[0]))
+        private = [chosen]
         if len(descent.rows) < _FEWEST_ROWS:
             mixed = mixed_records(before, rotated, row_cycles)
             if mixed and rows == result.records:
                 return replace(result, changed=mixed)
             continue
-        # Public data may be as long as the records: their rows move no record.
-        private = []
-        for line in dict.fromkeys(array.line for array in arrays):
-            digests = [array.digest for array in arrays if array.line == line]
-            alone = rerun(digests, *rotation)
-            if alone is not None and moves_records(before, alone, descent):
-                private += digests
-                result = result if len(private) > len(digests) else replace(result, line=line)
-            if len(private) >= _MOST_ARRAYS:
-                break
+        if chosen is arrays and len(of_lines) > 1:
+            # Public data may be as long as the records: their rows move no record.
+            reruns = [(part, rerun(_digests(part), *rotation)) for part in of_lines]
+            private = [part for part, run in reruns if run and moves_records(before, run, descent)]
         if private:
-            return _with_equal_rows(before, rotated, rerun, private, descent, result)
+            digests = list(chain.from_iterable(map(_digests, private)))
+            result = replace(result, line=private[0][0].line)
+            return _with_equal_rows(before, rotated, rerun, digests, descent, result)
     return None
+
+
+def _digests(arrays: Sequence[Appeared]) -> list[str]:
+    return [array.digest for array in arrays]
 
 
 def _with_equal_rows(

@@ -338,10 +338,14 @@ class PinnedStep(Entry):
 
 @dataclass(frozen=True)
 class Appeared:
-    """An array of the script: its digest where it appears, its number of rows, and the line."""
+    """An array of the script: its digest where it appears, its rows, and the script's line.
+
+    `event` numbers the lines that were executed.
+    """
 
     digest: str
     rows: int
+    event: int
     line: str
 
 

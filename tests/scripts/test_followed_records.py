@@ -142,11 +142,11 @@ def test_settings_count_that_rows_decide_and_their_order_does_not():
 
 def test_arrays_are_grouped_by_length_without_copies_and_networks():
     arrays = (
-        Appeared("x", 10, "a.py:1"),
-        Appeared("y", 10, "a.py:1"),
-        Appeared("x", 10, "a.py:2"),
-        Appeared("weights", 8, "a.py:3"),
-        Appeared("z", 9, "a.py:4"),
+        Appeared("x", 10, 1, "a.py:1"),
+        Appeared("y", 10, 1, "a.py:1"),
+        Appeared("x", 10, 2, "a.py:2"),
+        Appeared("weights", 8, 3, "a.py:3"),
+        Appeared("z", 9, 4, "a.py:4"),
     )
     prepared = Prepared(arrays=arrays, records=((0.0, 0.0, 0.0),) * 90)
     groups = preparation.arrays_by_length(prepared)
@@ -167,7 +167,7 @@ class Played:
         for name in digests:
             arrays[name][list(targets)] = arrays[name][list(sources)]
         table = np.hstack([self.prepare(arrays["x"], arrays["public"]), arrays["y"]])
-        appeared = [Appeared(name, ROWS, f"a.py:{n}") for n, name in enumerate(arrays)]
+        appeared = [Appeared(name, ROWS, n, f"a.py:{n}") for n, name in enumerate(arrays)]
         return replace(run_of(table), arrays=tuple(appeared), targets=targets)
 
     def follow(self) -> preparation.PreparationRuns | None:

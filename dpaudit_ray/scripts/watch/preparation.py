@@ -32,7 +32,7 @@ from .tensors import digest, is_array, is_numeric, tree_leaves
 _FEWEST = 30  # rows of an array that may have the records
 _MOST_EVENTS = 200_000  # lines of the script that are followed
 _MOST_BYTES = 2**28  # of an array
-_MOST_RECORDS = 20_000  # that are fetched one by one
+_MOST_RECORDS = 100_000  # that are fetched one by one, if that is fast
 _MOST_ELEMENTS = 100_000  # of a list
 _SECONDS = 10.0  # for fetching them
 _MOST_COLUMNS = 20  # whose extremes are changed
@@ -99,7 +99,7 @@ class Followed:
             name = _digest(array)
             if name is None:
                 continue
-            self._appeared.append(Appeared(name, len(array), self._line))
+            self._appeared.append(Appeared(name, len(array), self._events, self._line))
             if name in request.arrays:
                 self._targets = list(self._targets or request.targets or _extreme_rows(array))
                 middle = [len(array) // 2] * len(self._targets)
