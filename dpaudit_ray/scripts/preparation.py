@@ -122,7 +122,7 @@ def _with_equal_rows(
     digests: Sequence[str],
     descent: Lineage,
     result: PreparationRuns,
-) -> PreparationRuns:
+) -> PreparationRuns | None:
     """Makes private rows equal in some runs, until one shows that other records change.
 
     Args:
@@ -132,20 +132,25 @@ def _with_equal_rows(
         digests: of the arrays.
         descent: rows and their records.
         result: so far.
+
+    Returns:
+        The result; None if no run ended, or none had the rows to change.
     """
     is_whole = len(descent.rows) == len(rotated.targets)
+    changed_rows = 0
     for targets in (descent.rows, descent.rows[::-1], ()):
         if not (targets or is_whole):  # extremes may be in rows that are public
             continue
         after = rerun(digests, targets, targets[:1] * len(targets))
-        if after is None:
+        if after is None or not after.targets:
             continue
+        changed_rows = changed_rows or len(after.targets)
         positions = descent.positions if targets else ()
         changed = changed_others(before, after, after.targets, positions)
         settings = changed_settings(before, rotated, after)
         if changed or settings:
             return replace(result, rows=len(after.targets), changed=changed, settings=settings)
-    return replace(result, rows=len(descent.rows))
+    return replace(result, rows=changed_rows) if changed_rows else None
 
 
 def arrays_by_length(prepared: Prepared) -> list[list[Appeared]]:

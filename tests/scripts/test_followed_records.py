@@ -197,3 +197,15 @@ def test_records_that_scale_each_other_are_told(prepare):
     followed = Played(prepare).follow()
     assert followed is not None
     assert followed.changed > 300
+
+
+@pytest.mark.parametrize("answer", [None, Prepared(records=((0.0, 0.0, 0.0),) * ROWS)])
+def test_nothing_is_said_where_no_run_had_equal_rows(answer):
+    """The script raises for such rows, or its arrays are other ones in each run."""
+    script = Played(lambda x, _: by_constants(x))
+
+    def run(digests, targets, sources) -> Prepared | None:
+        is_rotation = len(set(sources)) > 1
+        return script.run(digests, targets, sources) if is_rotation else answer
+
+    assert preparation.follow(script.run((), (), ()), run) is None

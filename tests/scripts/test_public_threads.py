@@ -5,6 +5,7 @@ Variants are of the same kinds as a thread.
 """
 
 import functools
+import importlib
 from typing import Any
 
 import pytest
@@ -207,31 +208,23 @@ QUICK = {
 }
 
 
+MODULES = (
+    "engines",
+    "generators_and_graphs",
+    "later",
+    "loops",
+    "prepared",
+    "strangers",
+    "variants",
+    "wider",
+)
+
+
 @functools.cache
 def scripts() -> dict[str, Any]:
     """Functions that train, by name; they are imported by the process that runs these tests."""
-    from tests.scripts.threads import (
-        engines,
-        generators_and_graphs,
-        later,
-        loops,
-        prepared,
-        strangers,
-        variants,
-        wider,
-    )
-
+    modules = [importlib.import_module(f"tests.scripts.threads.{name}") for name in MODULES]
     found = {}
-    modules = (
-        engines,
-        generators_and_graphs,
-        later,
-        loops,
-        prepared,
-        strangers,
-        variants,
-        wider,
-    )
     for module in modules:
         for name, value in vars(module).items():
             is_own = getattr(value, "__module__", "") == module.__name__
