@@ -134,7 +134,7 @@ def _with_equal_rows(
         result: so far.
 
     Returns:
-        The result; None if no run ended, or none had the rows to change.
+        The result; None if no run ended, had these rows, and prepared as many records.
     """
     is_whole = len(descent.rows) == len(rotated.targets)
     changed_rows = 0
@@ -144,7 +144,8 @@ def _with_equal_rows(
         after = rerun(digests, targets, targets[:1] * len(targets))
         if after is None or not after.targets:
             continue
-        changed_rows = changed_rows or len(after.targets)
+        if len(after.records) == len(before.records):
+            changed_rows = changed_rows or len(after.targets)
         positions = descent.positions if targets else ()
         changed = changed_others(before, after, after.targets, positions)
         settings = changed_settings(before, rotated, after)

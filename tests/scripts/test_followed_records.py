@@ -199,13 +199,19 @@ def test_records_that_scale_each_other_are_told(prepare):
     assert followed.changed > 300
 
 
-@pytest.mark.parametrize("answer", [None, Prepared(records=((0.0, 0.0, 0.0),) * ROWS)])
-def test_nothing_is_said_where_no_run_had_equal_rows(answer):
-    """The script raises for such rows, or its arrays are other ones in each run."""
+@pytest.mark.parametrize("answer", ["none", "no rows", "fewer records"])
+def test_nothing_is_said_where_no_run_can_be_compared(answer):
+    """The script raises for such rows, has other arrays in each run, or prepares fewer records."""
     script = Played(lambda x, _: by_constants(x))
+    before = script.run((), (), ())
+    answers = {
+        "none": None,
+        "no rows": replace(before, targets=()),
+        "fewer records": replace(before, targets=(1, 2), records=before.records[:-2]),
+    }
 
     def run(digests, targets, sources) -> Prepared | None:
         is_rotation = len(set(sources)) > 1
-        return script.run(digests, targets, sources) if is_rotation else answer
+        return script.run(digests, targets, sources) if is_rotation else answers[answer]
 
-    assert preparation.follow(script.run((), (), ()), run) is None
+    assert preparation.follow(before, run) is None
