@@ -199,13 +199,22 @@ def _flatten(
 
 def _stream(
     name: str,
-    noise: float,
-    bound: float,
-    rate: float,
+    noise_multiplier: float,
+    max_grad_norm: float,
+    sample_rate: float,
 ) -> "Stream | None":
-    """Returns the recorder of a call site; None outside an audit, which alone imports it."""
+    """Returns the recorder of the steps at one call site, or None outside an audit.
+
+    Only an audit imports the recorder's module, so a script without one does not load it.
+
+    Args:
+        name: of the call site.
+        noise_multiplier: as claimed there.
+        max_grad_norm: as claimed there.
+        sample_rate: as claimed there.
+    """
     watch = sys.modules.get("dpaudit_ray.scripts.watch.release_functions")
-    return watch.stream_at(name, (noise, bound, rate)) if watch else None
+    return watch.stream_at(name, (noise_multiplier, max_grad_norm, sample_rate)) if watch else None
 
 
 def _change_examples(examples: list[Any], change: Any) -> list[Any]:

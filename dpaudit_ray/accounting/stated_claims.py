@@ -13,7 +13,7 @@ from ..stats import gdp
 from ..stats.curve import Curve
 from .claim import Claim, check_delta, check_number, check_unit
 
-_LARGEST_LOG_ORDER = 12.0  # of an order less 1, in the search for the best Rényi order
+_LARGEST_LOG = 12.0  # of α - 1, in the search for the best Rényi order α
 
 
 @dataclass(frozen=True)
@@ -142,15 +142,18 @@ class ZeroConcentrated(Claim):
         """
         from scipy.optimize import minimize_scalar  # as long to import as all else of this package
 
-        def log_delta(log_order: float) -> float:
-            """Returns the log of δ by one order, from the log of this order less 1."""
-            over_1 = math.exp(log_order)  # the order, less 1
-            order = 1 + over_1
-            loss = over_1 * (order * self.rho - epsilon)
-            log_share = log_order - math.log1p(over_1)  # of 1 - 1 / order
-            return loss - log_order + order * log_share
+        def log_delta(log_order_minus_1: float) -> float:
+            """Returns the log of δ by the Rényi order α, from log(α - 1).
 
-        ends = (-_LARGEST_LOG_ORDER, _LARGEST_LOG_ORDER)
+            δ = exp((α - 1) (α ρ - ε)) / (α - 1) · (1 - 1/α)^α.
+            """
+            order_minus_1 = math.exp(log_order_minus_1)
+            order = 1 + order_minus_1
+            log_moment = order_minus_1 * (order * self.rho - epsilon)
+            log_share = log_order_minus_1 - math.log1p(order_minus_1)  # of 1 - 1/α
+            return log_moment - log_order_minus_1 + order * log_share
+
+        ends = (-_LARGEST_LOG, _LARGEST_LOG)
         best = minimize_scalar(log_delta, bounds=ends, method="bounded", options={"xatol": 1e-9})
         by_pinsker = math.sqrt(self.rho / 2)
         by_bretagnolle = math.sqrt(-math.expm1(-self.rho))

@@ -46,16 +46,17 @@ def exit_code(verdict: str) -> Exit:
     return decided.get(verdict, Exit.INCONCLUSIVE)
 
 
-def _trust(reads: bool) -> Callable[[typer.Context, str | None], str | None]:
-    """Returns the callback of an option `--trust`, which lets modules be imported in the verb.
+def _trust(reads_run: bool) -> Callable[[typer.Context, str | None], str | None]:
+    """Returns the callback of the option `--trust`, which names the modules a verb may import.
 
     Args:
-        reads: whether the verb reads a run: then no module is trusted by default.
+        reads_run: whether the verb reads a run, which may be a stranger's. Without the option, such
+            a verb imports no module of the run's author; all other verbs may import any.
     """
 
     def enter(context: typer.Context, modules: str | None) -> str | None:
         """Trusts these modules until the verb ends; returns them as its argument."""
-        context.with_resource(imports.trusting(imports.Trust.parse(modules, reads)))
+        context.with_resource(imports.trusting(imports.Trust.parse(modules, reads=reads_run)))
         return modules
 
     return enter
@@ -103,11 +104,15 @@ StoragePath = Annotated[
 Set = Annotated[list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help=_SET)]
 Trusted = Annotated[
     str | None,
-    typer.Option("--trust", metavar="MODULES", help=_TRUST_TO_RUN, callback=_trust(reads=False)),
+    typer.Option(
+        "--trust", metavar="MODULES", help=_TRUST_TO_RUN, callback=_trust(reads_run=False)
+    ),
 ]
 TrustedToRead = Annotated[
     str | None,
-    typer.Option("--trust", metavar="MODULES", help=_TRUST_TO_READ, callback=_trust(reads=True)),
+    typer.Option(
+        "--trust", metavar="MODULES", help=_TRUST_TO_READ, callback=_trust(reads_run=True)
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Address = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Join this Ray cluster.")]

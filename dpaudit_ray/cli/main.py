@@ -58,6 +58,7 @@ def main() -> Never:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # for a terminal without ε
+    # The variable is set by a shell that completes a word, the options install that in a shell.
     if "_DPAUDIT_COMPLETE" in os.environ or re.search("-completion$", "".join(sys.argv[1:2])):
         app(prog_name="dpaudit")  # Typer answers the shell and ends the process
     code = _run_app(debug) or Exit.COMPLETE

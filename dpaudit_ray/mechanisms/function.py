@@ -198,17 +198,21 @@ class Function(Mechanism):
         gpu: bool,
         prepared: Prepared = (),
     ) -> Session:
-        """Opens trials in processes of their own, or in this one if they are not isolated."""
-        train = self._train()
-        parts = None if self.prepare is None else prepared
+        """Opens trials in processes of their own, or in this one if they are not isolated.
+
+        Implements `Mechanism.open`, without its `adversary`, `seed` and `craft_seed`: the function
+        itself inserts the canary and scores it, with the seed of each trial.
+        """
+        train = self._train()  # also if trials are isolated: it raises SpecError for bad options
+        parts = None if self.prepare is None else prepared  # None: `train` takes no `prepared`
         if self.isolated:
             limits = Limits(self.trial_seconds, self.trial_gib)
             return TrialByTrial(IsolatedTrials(self.path, self.options, parts, limits, gpu))
         options = self.options if parts is None else self.options | {"prepared": parts}
 
-        def trial(member: bool, seed: int) -> float:
+        def trial(member: bool, trial_seed: int) -> float:
             """Calls the function in this process; returns its score."""
-            return isolated_trial.number(train(member, seed, **options), self.path)
+            return isolated_trial.number(train(member, trial_seed, **options), self.path)
 
         return TrialByTrial(trial)
 

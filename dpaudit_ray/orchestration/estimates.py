@@ -60,11 +60,14 @@ class Estimates:
             self._states_to_feed[-1] = _without_log_of_others([*self._states[-1], self._free])
 
     def fold(self, pack: ConsumedPack) -> None:
-        """Adds a pack, in trial order."""
-        self.known_rows = None
-        for column, states in enumerate(self._states_to_feed):
+        """Adds a pack to the estimators of every recorded step.
+
+        The caller must fold packs in the order of their trials.
+        """
+        self.known_rows = None  # these were of the packs before
+        for step_number, states in enumerate(self._states_to_feed):
             for state in states:
-                score_stream.feed(state, pack, column)
+                score_stream.feed(state, pack, column=step_number)
 
     def rows(self) -> list[EstimateRow]:
         """Returns one row per step, bound and accountant; keeps them until a pack is folded."""

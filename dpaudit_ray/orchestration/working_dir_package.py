@@ -242,24 +242,28 @@ def _matches(path: Path, patterns: Iterable[str]) -> bool:
 
 
 def _tracked_by_git(folder: Path) -> frozenset[Path] | None:
-    """Returns the paths below a folder that git tracks, submodules too; None without git."""
-    homes = [home for home in (folder, *folder.parents) if (home / ".git").exists()]
-    if not homes:
+    """Returns the paths below a folder that git tracks, submodules too; None without git.
+
+    The repository is that of the folder, or of the nearest parent that has one.
+    """
+    home = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+    if home is None:
         return None
-    repositories = homes[:1]
+    repositories = [home]
     tracked = []
-    for repository in repositories:  # grows by the submodules that are found
+    for repository in repositories:  # the loop itself appends the submodules that it finds
         try:
             entries = _index_entries(repository)
         except (OSError, ValueError, subprocess.CalledProcessError):
-            if repository == homes[0]:
+            if repository == home:
                 return None  # no git on this machine, nothing added yet, or a foreign index
-            continue
+            continue  # a submodule that is not checked out has no index, and no files
         for entry in filter(None, entries):
             mode, _, name = entry.partition(b"\t")
             path = repository / os.fsdecode(name)
             if not mode.startswith(_SUBMODULE):
                 tracked.append(path)
+            # A link may lead back to a listed repository, and would be followed without end.
             elif path.resolve() not in repositories:
                 repositories.append(path)
     return frozenset(path.relative_to(folder) for path in tracked if path.is_relative_to(folder))

@@ -153,9 +153,13 @@ class PlannedAudit:
         return bisect.bisect_right(self.packs, trial, key=lambda pack: pack[0]) - 1
 
     def commitment(self, seed: int, trials: int | None = None) -> str:
-        """Returns the SHA-256 of all secret bits, or of those of so many trials.
+        """Returns the SHA-256 of the audit's secret bits, packed eight to a byte.
 
-        It is fixed before training, and checkable after it.
+        Anyone who knows it before training can check afterwards that no bit was changed.
+
+        Args:
+            seed: of the sweep.
+            trials: number of trials, from the first on, whose bits are digested; None: of all.
         """
         count = self.trials if trials is None else trials
         bits = self.bits(seed, 0, count - 1)
@@ -207,13 +211,15 @@ class Plan:
 
     @property
     def commitment(self) -> str:
-        """The SHA-256 of all audits, with the trials declared first and their secret bits.
+        """The SHA-256 of all audits as declared before the first trial, with their secret bits.
 
-        It is known before the first trial, and trials that are added later leave it as it is.
+        Trials that are added later do not change it. Of each audit it covers the fingerprint, the
+        number of trials declared first, the number up to which growth was planned then (`up_to`,
+        or None), and the digest of the bits.
         """
         lines = []
         for audit in self.audits:
-            declared = audit.declared[0]
-            bits = audit.commitment(self.seed, declared)
-            lines.append(f"{audit.fingerprint} {declared} {audit.up_to} {bits}")
+            declared_first = audit.declared[0]
+            bits = audit.commitment(self.seed, declared_first)
+            lines.append(f"{audit.fingerprint} {declared_first} {audit.up_to} {bits}")
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -149,6 +149,7 @@ def device(gpu: bool = False) -> str:
         if instructions in flags:
             words.append(instructions)
             break
+    # With these, a user limits the instructions that torch and numba use.
     for variable in ("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME"):
         words.append(os.environ.get(variable, ""))
     return ", ".join(filter(None, words))

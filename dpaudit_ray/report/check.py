@@ -379,9 +379,15 @@ def _by_step(
     claimed: claims.Claims,
     steps: tuple[int, ...],
 ) -> dict[str, float]:
-    """Returns claims by a text that names their step and accountant."""
+    """Returns every ε by the text that a difference is listed under: its step and accountant.
+
+    Args:
+        claimed: ε at each recorded step, by accountant.
+        steps: the recorded steps.
+    """
     values = {}
     for accountant, epsilons in claimed.items():
+        # Where `_claims` cannot recompute, it returns the plan's ε: none, or for other steps.
         for step, epsilon in zip(steps, epsilons, strict=False):
             values[f"claim after step {step} by {accountant}"] = epsilon
     return values

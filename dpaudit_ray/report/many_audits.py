@@ -154,7 +154,7 @@ def numbers(
     return content
 
 
-def data(content: Any) -> markupsafe.Markup:
+def page_json(content: Any) -> markupsafe.Markup:
     """Returns JSON that may stand in a page: nothing in it ends a script or opens a tag."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":

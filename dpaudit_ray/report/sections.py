@@ -167,26 +167,28 @@ def _options(run: Run) -> Content:
 def _many(run: Run, progress: verdict.Progress | None) -> Content:
     """Returns the content of a page on many audits: a map of them, a table, and their numbers.
 
-    The browser draws figures from the numbers, and filters by `facets`, the audits of each verdict.
+    The browser draws figures from the numbers, and filters by `facets`: how many audits have each
+    verdict.
     """
     answer = verdict.current(run, progress)
     audit_numbers = [
         many_audits.numbers(run, index, audit) for index, audit in enumerate(answer.audits)
     ]
-    entries = [{"id": entry["id"], "numbers": entry} for entry in audit_numbers]
+    rows = [{"id": numbers["id"], "numbers": numbers} for numbers in audit_numbers]
     keys = many_audits.varied_keys(run)
-    audit_map = many_audits.audit_map(keys, len(entries))
-    data = many_audits.data({"map": asdict(audit_map), "audits": audit_numbers})
+    audit_map = many_audits.audit_map(keys, len(rows))
+    for_browser = {"map": asdict(audit_map), "audits": audit_numbers}
     counts = collections.Counter(str(audit.verdict) for audit in answer.audits)
-    return _answer(run, entries, answer) | {
+    return _answer(run, rows, answer) | {
         "many": True,
         "keys": keys,
         "map": audit_map,
         "facets": {str(kind): counts[kind] for kind in verdict.Verdict if counts[kind]},
-        "data": data,
+        "data": many_audits.page_json(for_browser),
         "sampled": any(cell.sampled for cell in run.sweep.cells),
+        # A page on few audits has ready charts, by `_figures`; here the browser draws all.
         "pictures": [],
-        "charts": many_audits.data({}),
+        "charts": many_audits.page_json({}),
     }
 
 
@@ -198,7 +200,7 @@ def _figures(run: Run, audits: list[Content]) -> Content:
         run.directory.write_figure(f"{picture.name}.png", picture.png)
     by_place = {picture.name: picture.charts for picture in of_run}
     by_place |= {audit["id"]: audit["charts"] for audit in audits if audit["charts"]}
-    return {"pictures": of_run, "charts": many_audits.data(by_place)}
+    return {"pictures": of_run, "charts": many_audits.page_json(by_place)}
 
 
 def _reading(run: Run) -> Content:

@@ -26,7 +26,7 @@ _HEAVY = 3.0  # standard deviations by the middle half of the scores; normal one
 _FEWEST = 5  # finite scores of a world
 _STRAY = 0.5  # mistakes that one rank away from the midpoint of normal scores must save
 _MORE = 0.5  # standard deviations of coin tosses by which a cut of ranks may err more than means
-_TAIL = 5  # a fifth of a world's scores shows how far apart the scores at its end lie
+_TAIL = 5  # one in so many scores, those next to a gap, show how far apart scores lie there
 
 
 @dataclass(frozen=True)
@@ -146,21 +146,25 @@ def _fit_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
 
 
 def _between(pooled: Floats, below: int) -> float:
-    """Returns a threshold between the sorted scores number `below` - 1 and `below`.
+    """Returns a threshold that `below` scores lie below, for sorted scores.
 
-    It is as far from either, in units of how far the next scores on that side are spread.
+    It divides the gap between two scores in the ratio of two spreads: of the scores just below the
+    gap, and of those just above it. So it lies further from the side where scores are sparse.
     """
     if below in (0, len(pooled)):
         return math.inf if below else -math.inf
     last = below - 1
     low = float(pooled[last])
     high = float(pooled[below])
+    # A spread reaches from the gap over a fifth of the scores on its side.
     lower_spread = low - float(pooled[last - last // _TAIL])
     upper_end = below + (len(pooled) - below - 1) // _TAIL
     upper_spread = float(pooled[upper_end]) - high
     spread = lower_spread + upper_spread
     share = lower_spread / spread if 0 < spread < math.inf else 0.5
     between = low * (1 - share) + high * share
+    # Rounding, or an infinite score, may miss the gap. A score is above only if it is greater, so
+    # `low` itself divides as well.
     return between if low <= between < high else low
 
 

@@ -13,7 +13,7 @@ from dpaudit_ray.accounting import Training
 from dpaudit_ray.cli import tables
 from dpaudit_ray.plan import claims
 from dpaudit_ray.report import detection, page, verdict, words
-from dpaudit_ray.report.many_audits import Varied, audit_map, data
+from dpaudit_ray.report.many_audits import Varied, audit_map, page_json
 from dpaudit_ray.report.tables import Run
 from dpaudit_ray.stats import curve
 from dpaudit_ray.stats.claim_verdict import ClaimTest
@@ -71,7 +71,7 @@ def test_numbers_of_the_page_are_those_of_the_run(many, html):
 
 
 def test_labels_of_strangers_end_no_script():
-    text = str(data({"label": "</script><img src=x>&\u2028"}))
+    text = str(page_json({"label": "</script><img src=x>&\u2028"}))
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text) == {"label": "</script><img src=x>&\u2028"}
 

@@ -28,7 +28,7 @@ from . import vector_code
 from .vector_code import Static, static_sizes
 
 SPARE_REGISTERS = 2  # for what is added to the sums that are kept in the others
-_BEHIND = 16  # numbers: a vector may be read behind the last row of an image
+_BEHIND = 16  # numbers of the longest vector: 64 bytes of float32
 _DTYPES = torch.float32, torch.float64
 _LARGEST_WINDOW = 3  # rows or columns: every entry of a window costs a pass
 
@@ -673,7 +673,10 @@ def _exchange(weight: Tensor, order: Pair) -> Tensor:
 
 
 def _with_spare_numbers(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Returns an empty tensor behind which a vector may be read."""
+    """Returns an empty tensor, with memory for one more vector behind its last number.
+
+    The loops read and write whole vectors: the last one may reach beyond the last row.
+    """
     size = math.prod(shape)
     return like.new_empty(size + _BEHIND)[:size].view(*shape)
 

@@ -169,36 +169,42 @@ def _pool(
     steps: Steps,
     static: Static,
 ) -> None:
-    """Pools a convolved image row by row of windows, and copies each row model by model.
+    """Pools one convolved image, and copies the results to the models that share it.
+
+    A row of windows is pooled into buffers first: there, a vector may hold channels of two models.
 
     Args:
-        convolved: [rows, columns, channels], the outputs of all models that share the image.
+        convolved: [rows, columns, channels], with all channels of the first model, then those of
+            the second, and so on; zeros may follow the last.
         floor: [1], what smaller values are replaced by.
         pooled: outputs and marks [n, B, h, w, o], to be written.
-        lines: buffers for values and marks of one row of windows.
-        sample: numbers of the set of images and of the image in it, and of all such sets.
+        lines: buffers for values and marks of one row of windows, [w, channels] each.
+        sample: number of the set of images, number of the image in it, and number of sets.
         steps: distances between windows.
         static: sizes of `pool`.
     """
     out, marks = pooled
     line_out, line_marks = lines
-    m, s, inputs = sample
+    image_set, image, sets = sample
     n, _, rows, columns, outputs = out.shape
     x_columns, channels = convolved.shape[1:]
-    lanes, sharing = len(static[0]), n // inputs
+    lanes = len(static[0])
+    models = n // sets  # that share the image
+    first_model = image_set * models
     arrays = (convolved, floor, line_out, line_marks)
     for i in range(rows):
         for j in range(columns):
             position = i * steps.window_down * x_columns + j * steps.window_across
             for channel in range(0, channels, lanes):
                 x_start = position * channels + channel
+                # In the order of `vector_code.pool`.
                 numbers = (x_start, j * channels + channel, x_columns * channels, channels)
                 pool(arrays, numbers, static)
-        for k in range(sharing):
+        for k in range(models):
             for j in range(columns):
                 for o in range(outputs):
-                    out[m * sharing + k, s, i, j, o] = line_out[j, k * outputs + o]
-                    marks[m * sharing + k, s, i, j, o] = line_marks[j, k * outputs + o]
+                    out[first_model + k, image, i, j, o] = line_out[j, k * outputs + o]
+                    marks[first_model + k, image, i, j, o] = line_marks[j, k * outputs + o]
 
 
 # Backward, one sample at a time -------------------------------------------------------------------

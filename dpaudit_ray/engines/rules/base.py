@@ -54,7 +54,7 @@ def parameters_of(module: nn.Module, flat: Tensor) -> dict[str, Tensor]:
 
 
 def slots_of(module: nn.Module) -> dict[str, Slot]:
-    """Returns the slots of all `trained` parameters by name.
+    """Returns the slot of each `trained` parameter by name: its interval of the flat vector.
 
     Raises:
         SpecError: no parameter is trained, or one has integer or complex numbers.

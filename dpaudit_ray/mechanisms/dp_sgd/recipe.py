@@ -130,9 +130,10 @@ class Recipe(Strict):
 
     def _check_noise_and_unit(self) -> None:
         """Raises SpecError for options that correlated noise, or a unit of records, excludes."""
-        engine = ("engine", self.engine, self.engine == "packed", "packed")
-        # Part of the options, key of another one, its value, whether it fits, and what would.
+        # Each rule: what restricts another option; that option's key and value; whether the value
+        # is allowed; and the one that is.
         rules: list[tuple[str, str, Any, bool, str]] = []
+        engine = ("engine", self.engine, self.engine == "packed", "packed")
         if isinstance(self.noise, Correlated):
             part = f"noise: {self.noise.name}"
             is_fixed = self.sampling.in_known_steps

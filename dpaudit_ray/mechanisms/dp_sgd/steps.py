@@ -273,10 +273,10 @@ class PackedSteps:
         self._recipe = recipe
         self._model = model
         self._device = device
-        self._noise = noise_source(seed, device)
+        self._generator = noise_source(seed, device)
         self._update: Tensor | None = None  # noisy sums [n, p], allocated by the first step
         self._state: State = {}  # of the optimizer
-        self._noise_state: State = {}  # of correlated noise
+        self._earlier_noise: State = {}  # what correlated noise needs of it
         self._deviation = recipe.deviation  # of the noise, over C
         self._steps_done = 0
 
@@ -303,7 +303,8 @@ class PackedSteps:
         if self._update is None:
             self._update = torch.empty_like(theta)
         update = self._update
-        # Drawn for the whole pack, so that how it is split for the gradients changes nothing.
+        # `update` begins as noise, drawn while the first gradients are computed; then these are
+        # added. It is drawn for the whole pack: how gradients are split cannot change it.
         is_worth_a_thread = update.device.type == "cpu" and update.numel() >= _LARGE
         wait_for_noise = start_in_background(partial(self._draw, update), is_worth_a_thread)
         weights = None if inserted is None else inserted.weights
@@ -313,13 +314,13 @@ class PackedSteps:
             sums = compute(theta, x[part], y[part], recipe.clip_norm, **options)
             wait_for_noise()
             update += sums
-        wait_for_noise()
+        wait_for_noise()  # an empty batch has no parts; a second call returns at once
         if inserted is not None and weights is None:
             self._insert(update, theta, inserted)
         self._steps_done += 1
         rate = recipe.rate(self._steps_done)
         noisy = Noisy(update, recipe.batch_size, rate, self._steps_done)
-        recipe.unit.move(recipe, theta, noisy, self._state)
+        recipe.unit.move(recipe, theta, noisy, self._state)  # changes `theta` by the optimizer
         return update
 
     def _draw(self, update: Tensor) -> None:
@@ -327,9 +328,9 @@ class PackedSteps:
         if self._deviation == 0:
             update.zero_()
             return
-        self._noise.fill(update)
+        self._generator.fill(update)
         update *= self._deviation * self._recipe.clip_norm
-        self._recipe.noise.correlate(update, self._steps_done + 1, self._noise_state)
+        self._recipe.noise.correlate(update, self._steps_done + 1, self._earlier_noise)
 
     def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
         """Adds the canary to rows of models that have it; no other row changes, not even by NaN.
@@ -365,10 +366,10 @@ class PackedSteps:
 
     def state(self) -> dict[str, Array]:
         """Returns the state of the noise and of the optimizer, as arrays by name."""
-        arrays = self._noise.state()
+        arrays = self._generator.state()
         for name, moment in self._state.items():
             arrays[_OPTIMIZER + name] = moment.cpu().numpy()
-        for name, values in self._noise_state.items():
+        for name, values in self._earlier_noise.items():
             arrays[_NOISE + name] = values.cpu().numpy()
         return arrays
 
@@ -377,14 +378,19 @@ class PackedSteps:
         state: Mapping[str, Array],
         steps_done: int,
     ) -> None:
-        """Continues from `state` after so many steps. Raises KeyError for another engine's."""
-        self._noise.restore(state)
+        """Continues from what `state` returned after `steps_done` steps.
+
+        Raises:
+            KeyError: another engine returned it, or one with another generator: the state of this
+                generator is missing.
+        """
+        self._generator.restore(state)
         self._steps_done = steps_done
         for name, array in state.items():
             if name.startswith(_OPTIMIZER):
                 self._state[name.removeprefix(_OPTIMIZER)] = tensor(array, self._device)
             elif name.startswith(_NOISE):
-                self._noise_state[name.removeprefix(_NOISE)] = tensor(array, self._device)
+                self._earlier_noise[name.removeprefix(_NOISE)] = tensor(array, self._device)
 
 
 class OpacusSteps:
@@ -491,8 +497,8 @@ class OpacusSteps:
     def _accumulate(self, x: Tensor, y: Tensor) -> None:
         """Adds the clipped gradients of a part of the batch to the current model's sum.
 
-        With the last part, which `signal_skip_step` was not called for, Opacus adds noise and
-        changes the parameters.
+        Opacus also adds noise and changes the parameters, unless the caller has just called
+        `signal_skip_step`: for all parts but the last.
 
         Args:
             x: examples of the part, [B, ...].
@@ -500,8 +506,10 @@ class OpacusSteps:
         """
         self._optimizer.zero_grad()
         with torch.enable_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # hooks on inputs that need no gradient
+            # PyTorch warns of Opacus' hooks on a module whose inputs need no gradient.
+            warnings.simplefilter("ignore")
             losses = self._loss(self._module(x), y)
+            # Opacus takes the loss to be a mean, and multiplies by the number of examples.
             torch.autograd.backward(losses.mean())
         self._optimizer.step()
 
@@ -531,7 +539,11 @@ class OpacusSteps:
         state: Mapping[str, Array],
         steps_done: int,
     ) -> None:
-        """Continues from `state` after so many steps. Raises KeyError for another engine's."""
+        """Continues from what `state` returned after `steps_done` steps.
+
+        Raises:
+            KeyError: the packed engine returned it: it has no entry "generator".
+        """
         generator_state = torch.from_numpy(state["generator"].copy())
         self._optimizer.generator.set_state(generator_state)
         self._steps_done = steps_done

@@ -332,50 +332,66 @@ class DpSgdTraining:
         watch: Watch | None = None,
         checkpoints: PackCheckpoints | None = None,
     ) -> Iterator[Tensor]:
-        """Trains models, and yields θ_0, ..., θ_T [n, p]; each step changes the last tensor.
+        """Trains models; yields them as θ [n, p] before the first step and after each one.
+
+        Every yield has the same tensor, which the next step changes in place. The first one has
+        θ_0, or the models of a checkpoint.
 
         Args:
             inside: 1 if the canary is in, else 0: [n], or [n, m] for each of m canaries.
             seed: of the pack: its noise and the canary's coins.
             canary: joins the sum, or the batch, at steps that it is sampled in; None for none.
-            period: of the steps that may have the canary, which begin by the kind of noise.
+            period: the canary may join every `period`-th step, see `Insertion`.
             watch: called at every step, with tensors that do not change later.
             checkpoints: where to save the pack; training starts from `checkpoints.step`.
         """
         recipe = self.recipe
         device = self.initial.device
-        steps: Steps = PackedSteps(recipe, self.model, seed, device)
         if recipe.engine == "opacus":
-            steps = OpacusSteps(recipe, self.module, seed, device, self.model.loss)
+            steps: Steps = OpacusSteps(recipe, self.module, seed, device, self.model.loss)
+        else:
+            steps = PackedSteps(recipe, self.model, seed, device)
         theta = self.starts(len(inside), seed)
         done = 0
         if checkpoints is not None:
             theta = checkpoints.begin(steps, theta)
             done = checkpoints.step
         yield theta
-        insertion = None
-        weights = inside.new_empty(0)  # of records [n, N], if they are canaries themselves
-        if isinstance(canary, RecordCanary):
-            weights = inside.new_ones(len(inside), self.examples)
-            weights[:, canary.indices] = inside
-        elif canary is not None:
-            # The coins depend on the pack alone: neither on a bit nor on other packs' coins.
-            rng = np.random.default_rng(derive("coins", seed))
-            all_coins = recipe.sampling.coins(self.sizes, tuple(inside.shape), rng)
-            coins = islice(all_coins, done, None)
-            insertion = Insertion(
-                canary, inside.cpu(), period, coins, recipe.clip_norm, recipe.noise.offset
-            )
+        canary_at = self._canary_schedule(canary, inside, seed, period, done)
         for step in range(done + 1, len(self.batches) + 1):
-            inserted = None if insertion is None else insertion.at(step, theta)
-            if isinstance(canary, RecordCanary):
-                records = self.batches[step - 1]
-                inserted = Inserted(canary, inside, weights[:, records])
+            inserted = canary_at(step, theta)
             before = theta if watch is None else theta.clone()
             sums = steps.step(theta, *self.batch(step), inserted)
             if watch is not None:
                 watch(step, before, sums / recipe.batch_size)
             yield theta
+
+    def _canary_schedule(
+        self,
+        canary: Canary | None,
+        inside: Tensor,
+        seed: int,
+        period: int,
+        steps_done: int,
+    ) -> Callable[[int, Tensor], Inserted | None]:
+        """Returns a function of a step and θ before it: which canary joins which models.
+
+        It must be called for each step after `steps_done`, in order. Arguments are those of `run`.
+        """
+        if canary is None:
+            return lambda step, theta: None
+        if isinstance(canary, RecordCanary):  # it is in the batches already, and is weighted there
+            weights = inside.new_ones(len(inside), self.examples)
+            weights[:, canary.indices] = inside
+            return lambda step, theta: Inserted(canary, inside, weights[:, self.batches[step - 1]])
+        recipe = self.recipe
+        # The coins depend on the pack alone: neither on a bit nor on other packs' coins.
+        rng = np.random.default_rng(derive("coins", seed))
+        all_coins = recipe.sampling.coins(self.sizes, tuple(inside.shape), rng)
+        coins = islice(all_coins, steps_done, None)  # without those of finished steps
+        return Insertion(
+            canary, inside.cpu(), period, coins, recipe.clip_norm, recipe.noise.offset
+        ).at
 
     def measured(self, theta: Tensor) -> NDArray[np.float64]:
         """Measures models [n, p] on held-out records.

@@ -103,10 +103,16 @@ class TablePairs(Strict):
 def _neighbours(
     records: Floats, units: Sequence[str]
 ) -> Iterator[tuple[str, tuple[Floats, Floats]]]:
-    """Yields neighbours of a table of numbers, float64 [n] or [n, columns]."""
+    """Yields pairs of neighbouring tables, each by a name for their difference.
+
+    Args:
+        records: the user's table, float64 [n] or [n, columns]; but for the last pair, it is the
+            first table of each.
+        units: as of `TablePairs`: ways in which neighbours may differ.
+    """
     low = np.nanmin(records, axis=0, keepdims=True)
     high = np.nanmax(records, axis=0, keepdims=True)
-    strange = {
+    unusual_records = {
         "highest": high,
         "lowest": low,
         "above the domain": high + _FAR,
@@ -123,12 +129,13 @@ def _neighbours(
             yield f"without the {name} record", (records, np.delete(records, index, axis=0))
     if "add" in units:
         yield "a record twice", (records, np.concatenate([records, records[:1]]))
-        for name, record in strange.items():
+        for name, record in unusual_records.items():
             yield f"one more record: {name}", (records, np.concatenate([records, record]))
     if "replace" in units:
-        for name, record in strange.items():
+        for name, record in unusual_records.items():
             replaced = np.concatenate([record, records[1:]])
             yield f"another record: {name}", (records, replaced)
+        # The first record changes by the whole range of each column: most of all replacements.
         with_lowest = np.concatenate([low, records[1:]])
         with_highest = np.concatenate([high, records[1:]])
         yield "lowest for highest", (with_lowest, with_highest)

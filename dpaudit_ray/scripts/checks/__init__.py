@@ -50,31 +50,32 @@ CHECKS: tuple[Check, ...] = (
 
 
 def judge(inspection: Inspection) -> Judgement:
-    """Asks all checks that apply. The result is `enough` only if all of them are done."""
+    """Returns the findings and outcomes of all checks that apply to an inspected run."""
     judgement = Judgement()
     for check in CHECKS:
         if check.applies(inspection):
             judgement.add(check.judge(inspection))
         else:
             judgement.miss(check.inapplicable, name=check.name, applies=False)
+    # A single check may state `enough`: that trials are needless. It counts if none is missing.
     judgement.enough &= judgement.complete
-    lines = inspection.result.lines
+    lines = inspection.result.lines  # the script's line at each place of a finding
     judgement.findings = [
         dataclasses.replace(item, where=with_line(item.where, lines.get(item.where, "")))
-        for item in _joined(judgement.findings)
+        for item in _first_of_each_kind(judgement.findings)
     ]
     return judgement
 
 
-def _joined(findings: list[Finding]) -> list[Finding]:
+def _first_of_each_kind(findings: list[Finding]) -> list[Finding]:
     """Returns the first finding of each kind, with the number of others: one for each engine."""
     kinds: dict[tuple[str, str], list[Finding]] = {}
     for item in findings:
         kinds.setdefault((item.code, item.look), []).append(item)
-    joined = []
+    firsts = []
     for first, *repeated in kinds.values():
         if repeated:
             text = f"{first.seen}; {len(repeated)} more of its kind"
             first = dataclasses.replace(first, seen=text)
-        joined.append(first)
-    return joined
+        firsts.append(first)
+    return firsts
