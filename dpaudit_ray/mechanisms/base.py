@@ -35,7 +35,10 @@ StepCount = Annotated[int, Field(ge=1, le=10**7)]  # of a training
 
 @dataclass(frozen=True)
 class Preparation:
-    """Work that is done once, before packs, for all audits of one seed, files and `identity`."""
+    """Work that is done once, before any pack.
+
+    Audits share it if their seeds, their files and the `identity` are equal.
+    """
 
     parts: int  # that can be done anywhere, in any order
     identity: Mapping[str, Any]  # options, as plain JSON
@@ -67,7 +70,7 @@ class Measured:
         utility: float64 [n, horizons] for each name of `Mechanism.measured`.
         missed: trials that failed while others did not, by their index; their scores are ignored.
             If one trial of a training is missed, all its trials are.
-        diverged: reasons of training runs that diverged, by index; one of them may be enough.
+        diverged: why training runs diverged, by the index of a trial; the reason of one is enough.
     """
 
     scores: Scores
@@ -154,7 +157,10 @@ class Checkpoints(Protocol):
 
 
 class ResumableSession(ABC):
-    """A session that can continue packs of other trainers; their time is proportional to steps."""
+    """A session that can continue a pack that another trainer began.
+
+    Its packs take time in proportion to their steps.
+    """
 
     @abstractmethod
     def run(
@@ -164,7 +170,10 @@ class ResumableSession(ABC):
         horizons: Horizons,
         checkpoints: Checkpoints | None = None,
     ) -> Scores | Measured:
-        """Does `Session.run` from the last of `checkpoints`; the same scores, bit for bit."""
+        """Implements `Session.run`; training starts from the last of `checkpoints`.
+
+        Scores are, bit for bit, those of a run without an interruption.
+        """
 
 
 def recorded_steps(steps: int, every: int) -> Horizons:
@@ -182,7 +191,8 @@ class Mechanism(Plugin):
     # Whether this package, not the user's own code, needs a trainer's GPU to be visible.
     uses_gpu: ClassVar[bool] = True
     several_gpus: ClassVar[bool] = True  # whether one trainer can use more than one
-    # Estimators of `exact`, each with a label if reports draw it in addition to `exact`; else "".
+    # Estimators that `exact` returns; each with its label if reports draw it in addition to the
+    # estimator called "exact", else with "".
     exact_estimators: ClassVar[Mapping[str, str]] = {"exact": ""}
     for_free: ClassVar[frozenset[str]] = frozenset()  # options that do not change training time
     attacked_as: ClassVar[str] = ""  # `attacks` of the adversaries that can attack it
@@ -291,9 +301,10 @@ class Mechanism(Plugin):
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns the kind of trade-off function that this adversary audits, to `horizon`.
 
-        Gaussian only if the docstring proves it and states of which release: only then is an ε
-        certified that was converted from a certified μ. Claimed if the docstring proves that it is
-        the claimed mechanism, as sampled, up to the size of the noise.
+        `GAUSSIAN` only if the docstring proves it, and states for which release. An ε converted
+        from a certified μ counts as certified only then. `CLAIMED` only if the docstring proves
+        that the trade-off function is that of the claim, sampling included, for some size of the
+        noise.
         """
         return TradeOff.UNKNOWN
 
@@ -379,7 +390,7 @@ class Mechanism(Plugin):
 
 
 class Recorded(Unread, Mechanism):
-    """A mechanism whose code was not imported, as a run is only read: it is known by its plan."""
+    """A mechanism as a run's plan describes it, if the run is read without importing its code."""
 
     options: dict[str, Any]
     steps: Horizons

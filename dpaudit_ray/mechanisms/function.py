@@ -89,8 +89,8 @@ class Function(Mechanism):
     noise_multiplier: PositiveFloat | None = None  # σ of each release; null: `claim` has it
     sample_rate: Share = 1.0  # chance that a release has the canary
     curve: Literal["gaussian", "unknown"] = "unknown"  # what you know of the trade-off curve
-    prepare: ImportPath | None = None  # to be called first
-    parts: Count = 1  # so often, with 0, 1, ... parts - 1
+    prepare: ImportPath | None = None  # function to be called before any training
+    parts: Count = 1  # number of calls of `prepare`, with part = 0, 1, ..., parts - 1
     isolated: bool = True  # each trial in a process of its own
     trial_seconds: PositiveFloat | None = None  # limit of each; null: none
     trial_gib: PositiveFloat | None = None  # limit of its memory; null: none

@@ -248,8 +248,8 @@ class LabelGradient(Mechanism):
         `exact` is the ε of the Gaussian pair that all releases make of one record's label, the
         largest over records. `closed-form` is Algorithm 2, the largest over records and batches;
         `complement` also has the opposite answer. `extrapolated` is the value to which the first
-        batch's closed form is expected to grow. All are given the target's models, which depend on
-        noise, too: over all models that it may give, ε may be less or more.
+        batch's closed form is expected to grow. All are for the models of the one target that was
+        trained. These depend on its noise: with other models, ε may be less or more.
         """
         estimates: dict[int, tuple[Estimate, ...]] = {}
         if self.sampled or not prepared:
@@ -298,7 +298,7 @@ class LabelGradient(Mechanism):
             prepared: the trained network's state, as `prepare` returns it first.
 
         Returns:
-            The finite ε of each label at each step, an infinite one has no place in a histogram,
+            The ε of each label at each step, without infinite ones, which no histogram can show;
             and the absolute entries of each step's mean gradient.
         """
         if self.sampled:
@@ -309,7 +309,7 @@ class LabelGradient(Mechanism):
             release, columns = target.release(step, cast(Label, adversary), self.noise)
             epsilon = release.bounds(delta).epsilon
             epsilons.append(epsilon[np.isfinite(epsilon)])
-            # A release solves for labels: its columns are gradients per unit of a label's weight.
+            # A record's clipped gradient: its column (the logit's derivative) times a coefficient.
             gradient_sum = columns @ release.coefficients(release.y)
             entries.append(np.abs(gradient_sum) / len(release.y))
         return {
@@ -717,7 +717,7 @@ class Trials:
             records = pairs[rows, 1]
             trials = np.arange(len(rows))
             y = np.tile(release.y, (len(rows), 1))
-            y[trials, records] ^= members[rows]
+            y[trials, records] ^= members[rows]  # flips the label of members
             solutions = release.solutions(release.sums(y, rng))
             mu = self.distances[batch]
             if self.adversary.statistic == "gradient":
@@ -731,6 +731,7 @@ class Trials:
                 # that the label makes.
                 flipped = release.coefficients(1 - release.y)
                 scale = mu / np.abs(flipped - release.coefficients(release.y))
+                # A flip lowers the coefficient of a label 0 and raises that of a label 1.
                 unflipped_signs = 1 - 2 * release.y[records]
                 scores[rows] = -unflipped_signs * solutions[trials, records] * scale[records]
             guesses = self.adversary.labels(solutions)

@@ -61,7 +61,7 @@ class PackCheckpoints:
         self._steps = steps
         if not self.step:
             return theta
-        saved, self.recorded = self.recorded, {}
+        saved, self.recorded = self.recorded, {}  # frees the arrays when this method ends
         steps.restore(saved, self.step)
         if self._observer is not None:
             state = {

@@ -156,14 +156,15 @@ class DpSgd(Recipe, Mechanism):
     def claimed(self, adversary: Adversary, horizon: int) -> Claim:
         """Counts the steps that may have the canary; the others are post-processing.
 
-        With correlated noise all steps are one release, whose sensitivity is lower if there are
-        fewer, or if the canary is in fewer of them.
+        With correlated noise, all steps together are one release. Its sensitivity is lower if the
+        run ends early, or if the canary is in fewer steps.
         """
         adjacency = Adjacency.REPLACE if adversary.replaces else Adjacency.ADD_REMOVE
         if isinstance(self.noise, Correlated):
             sensitivity = self.noise.sensitivity(self.steps, horizon, adversary.period)
-            share = self.noise.scale(self.steps) / sensitivity
-            return Training(self.multiplier * share, 1, 1.0, adjacency, unit=self.unit.protects)
+            noise_ratio = self.noise.scale(self.steps) / sensitivity  # of z, in units of σ
+            noise = self.multiplier * noise_ratio
+            return Training(noise, 1, 1.0, adjacency, unit=self.unit.protects)
         releases = horizon // adversary.period
         if adversary.private_records:  # one release in each epoch, the last one may be incomplete
             releases = math.ceil(horizon / adversary.period)
@@ -174,8 +175,8 @@ class DpSgd(Recipe, Mechanism):
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
         """Returns Gaussian for a gradient canary of one direction in all steps: proved here.
 
-        Batches are known, so given θ_{t-1} both worlds have the same sum of clipped gradients:
-        step t releases b g* + Z_t in addition, and no more. The likelihood ratio of the complete
+        Batches are known. So given θ_{t-1}, the sum of clipped gradients is the same with and
+        without the canary, and step t adds b g* + Z_t to it. The likelihood ratio of the complete
         trajectory is that of T releases of N(b g*, s² I), one Gaussian with μ = √T |g*| / s for the
         true deviation s of the noise. The adversary's view is part of the trajectory, so its μ is a
         lower bound on that one. The certified ε is that of releasing every step, which is what
@@ -186,8 +187,9 @@ class DpSgd(Recipe, Mechanism):
         step t releases b c_t g* + Z_t, where c_t is a coin for the canary only. So the trajectory
         is that of T sampled Gaussian releases with a noise multiplier of s / |g*|.
 
-        Of users or clients the sum is of their clipped updates, which θ_{t-1} determines, too: with
-        an adaptive clipping norm, θ has its logarithm, and the release its count (`units`).
+        With users or clients, the sum is that of their clipped updates. θ_{t-1} determines these,
+        too: if the clipping norm adapts, θ contains its logarithm, and the release its count
+        (`units.Client`).
 
         With correlated noise C⁻¹ z, for any period: let π be 1 at the steps of the canary. Given
         the past, step t releases b π_t g* + (C⁻¹ z)_t in addition to a known sum. Multiplied by C,

@@ -85,14 +85,15 @@ def network(
 
 @dataclass(frozen=True)
 class UsersLoss:
-    """A user-defined function as a `Loss`; numbers to learn come in the dtype of the outputs."""
+    """A user-defined function as a `Loss`; it gets numeric targets in the dtype of the outputs."""
 
     function: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Returns the loss of each example; row by row if the function reads numbers of its batch.
+        """Returns the loss of each example.
 
-        By these one example could otherwise decide (`if`, `.item()`) what the loss of others is.
+        A function that reads numbers from its batch (`if`, `.item()`) is called again, with one
+        example at a time: else one example could decide what the loss of others is.
         """
         targets = y.to(outputs.dtype) if y.is_floating_point() else y
         with Reads(outputs, targets) as reads:

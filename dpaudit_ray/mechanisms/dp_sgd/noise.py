@@ -26,7 +26,7 @@ _MOST_STEPS = 4096  # for which C takes 128 MiB
 
 
 class Noise(Plugin):
-    """Base of all kinds of noise. A canary joins steps t with t = `offset` modulo its period."""
+    """Base of all kinds of noise. A canary may join steps t with t ≡ `offset` modulo its period."""
 
     kind = "noise"
     home = "dpaudit_ray.mechanisms.dp_sgd.noise"
@@ -36,7 +36,7 @@ class Noise(Plugin):
         """Raises SpecError if the training has too few or too many `steps`."""
 
     def scale(self, steps: int) -> float:
-        """Returns the deviation of the normals z over σC, for a training of so many steps."""
+        """Returns the standard deviation of the normals z, in units of σC."""
         return 1.0
 
     def strategy(self, steps: int) -> Matrix | None:
@@ -49,7 +49,7 @@ class Noise(Plugin):
         Args:
             normals: z_t, float [n, p], changed in place.
             number: of the step, t, from 1.
-            state: empty at the first step; then as the last step has changed it.
+            state: what this method stores for later steps; empty at the first one.
         """
 
 
@@ -85,17 +85,21 @@ class Correlated(Noise):
             )
 
     def scale(self, steps: int) -> float:
-        """Returns the sensitivity of C g: noise of that deviation hides one record as σ does."""
+        """Returns the sensitivity of C g.
+
+        With normals z of σC times this deviation, the release hides a record as well as one step
+        with independent noise σC does.
+        """
         return self.sensitivity(steps, steps, self.separation)
 
     def sensitivity(self, steps: int, horizon: int, separation: int) -> float:
         """Returns how much C g changes by one record, in units of the clipping norm.
 
         A record adds g_i, |g_i| ≤ 1, to the sums of its steps i. The change of C g has the squared
-        norm Σ_ij (CᵀC)_ij <g_i, g_j> ≤ |Cπ|², where π is 1 at these steps, and no entry of C is
-        negative. It is reached by one direction at all steps. Gradients may depend on earlier
-        releases (Denisov et al. 2022, Theorem 2.1). For user-defined C with negative entries their
-        absolute values give an upper bound.
+        norm Σ_ij (CᵀC)_ij <g_i, g_j> ≤ |Cπ|², where π is 1 at these steps and 0 at all others, if
+        no entry of C is negative. A record with the same g_i at all its steps reaches the bound.
+        Gradients may depend on earlier releases (Denisov et al. 2022, Theorem 2.1). For a
+        user-defined C with negative entries, their absolute values give an upper bound.
 
         Args:
             steps: of the training.
@@ -197,8 +201,8 @@ class Banded(Toeplitz):
     def correlate(self, normals: "Tensor", number: int, state: State) -> None:
         """Solves for n_t = z_t - c_1 n_(t-1) - c_2 n_(t-2) - ..., as c_0 = 1."""
         band = self._band
-        remembered = len(band) - 1
-        for lag, coefficient in enumerate(band[1:number], start=1):
+        remembered = len(band) - 1  # steps; the noise of the oldest one is overwritten
+        for lag, coefficient in enumerate(band[1:number], start=1):  # no step is before the first
             earlier = state[f"{(number - lag) % remembered}"]
             normals.sub_(earlier, alpha=coefficient)
         if remembered:
@@ -250,8 +254,9 @@ class Blt(Toeplitz):
 class Tree(Correlated):
     """Noise of a binary tree (Dwork et al. 2010; Honaker 2015) with one normal a step.
 
-    Noise adds up to S_t = S_(t - low(t)) + z_t, for the lowest set bit low(t) of t: as many normals
-    as t has bits. For a separation above 1 the claim covers regular participation only.
+    The noise of steps 1, ..., t has the sum S_t = S_(t - low(t)) + z_t, where low(t) is the lowest
+    set bit of t. So S_t is a sum of one normal for each bit of t that is 1. For a separation above
+    1, the claim covers regular participation only.
     """
 
     name: Literal["tree"] = "tree"
@@ -266,9 +271,10 @@ class Tree(Correlated):
     def correlate(self, normals: "Tensor", number: int, state: State) -> None:
         """Makes S_t - S_(t-1) of the normals z_t, in place.
 
-        S_t is z_t plus the sum of its parent t - low(t), if that is above 0. The state has the last
-        sum for each lowest set bit: of t's parent and of t - 1, nothing newer has the same lowest
-        bit. Arguments are those of `Noise.correlate`.
+        S_t is z_t plus the sum of its parent t - low(t), if that is above 0. The state has, by
+        lowest set bit, the newest sum whose number has it. The sums of t's parent and of t - 1 are
+        both there: no number between them and t has the same lowest bit. Arguments are those of
+        `Noise.correlate`.
         """
         previous = number - 1
         parent = number & previous  # without the lowest set bit, which is number & -number

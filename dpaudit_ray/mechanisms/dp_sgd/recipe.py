@@ -36,7 +36,7 @@ from .units import Group, Record, Unit
 from .updates import Constant, Optimizer, Schedule, Sgd
 
 _LARGEST = 1e6  # noise multiplier; above it, nothing of a gradient remains
-_DIGITS = 6  # of a noise multiplier: fewer than accountants of different versions agree to
+_DIGITS = 6  # of a noise multiplier; accountants of different versions agree to more
 _ITERATIONS = 50  # a few are enough, except for accountants that jump
 _EXAMPLES_TRIED = 64  # at least, when a model is checked
 _NoneIsInfinite = BeforeValidator(lambda raw: math.inf if raw is None else raw)
@@ -485,7 +485,7 @@ def calibrate_noise(
                 slope = (last_claim - log_claim) / (log_noise - last_noise)
                 power = min(max(slope, 0.2), 5.0)
             queries.append((log_noise, log_claim))
-            log_change = min((log_claim - aim) / power, 10)
+            log_change = min((log_claim - aim) / power, 10)  # the claim may be infinite
             noise = min(noise * math.exp(log_change), _LARGEST)
         if noise > _LARGEST:
             raise ValueError(f"it would take more than {plain(_LARGEST)}")
@@ -496,8 +496,8 @@ def calibrate_noise(
             f"{plain(delta)} ({error}); raise it, or list another accountant first in "
             "audit.accountants",
         ) from error
-    unit = 10.0 ** (math.floor(math.log10(noise)) + 1 - _DIGITS)
-    return float(f"{math.ceil(noise / unit) * unit:.{_DIGITS}g}")
+    last_digit = 10.0 ** (math.floor(math.log10(noise)) + 1 - _DIGITS)
+    return float(f"{math.ceil(noise / last_digit) * last_digit:.{_DIGITS}g}")
 
 
 def check_like(

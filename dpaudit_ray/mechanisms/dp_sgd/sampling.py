@@ -163,7 +163,7 @@ class Shuffle(_Shuffled):
 
 
 class BallsAndBins(Sampler):
-    """Balls and bins (Chua et al. 2024): each record joins one batch of an epoch, by itself."""
+    """Balls and bins (Chua et al. 2024): each record joins a batch of the epoch independently."""
 
     claim = Sampling.BALLS_AND_BINS
 
@@ -174,5 +174,5 @@ class BallsAndBins(Sampler):
         sizes: Sizes,
         rng: Generator,
     ) -> Iterator[Indices]:
-        """Throws each record into one batch of an epoch, as coins are thrown."""
+        """Draws the batch of each record in an epoch, as `coins` draws that of a canary."""
         return map(np.flatnonzero, self.coins(sizes, (sizes.examples,), rng))

@@ -417,15 +417,15 @@ class DpSgdSession(ResumableSession):
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
         measures = training.recipe.measures
         shape = (len(members), len(horizons))
-        unknown = np.full(shape, np.nan)  # until training gets there
-        record = {  # float64 [trials, horizons] each
+        unknown = np.full(shape, np.nan)  # until training reaches a horizon
+        record = {  # scores and measures, float64 [trials, horizons] each
             name: np.array(saved.recorded.get(name, unknown)) for name in ("scores", *measures)
         }
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
         see = observer.see if isinstance(observer, TrajectoryObserver) else None
         inserted = self._copied_canary()
         path = training.run(inside, seed, inserted, adversary.period, watch, saved)
-        before = next(path).clone()
+        before = next(path).clone()  # a copy, as every step changes the same tensor
         for step, theta in enumerate(path, start=saved.step + 1):
             if see is not None:
                 see(step, before, theta.clone())
@@ -524,10 +524,11 @@ class DpSgdSession(ResumableSession):
 class FrozenSession:
     """DP-SGD with a learning rate of zero: every step is taken at θ_0.
 
-    Step t releases Σ_j clip(g_j, C) + b c_t g* + Z_t. Only its part along g* depends on the bit,
-    and there the noise is N(0, σ²C²) for any model. The sum over the other records is the same in
-    every trial, so a trial takes T normal numbers. Noise is drawn along g* only, so this does not
-    check the engine's noise; attacks on a training that moves θ do.
+    Step t releases Σ_j clip(g_j, C) + b c_t g* + Z_t, with c_t = 1 if the canary is sampled. Only
+    its part along g* depends on the bit, and there the noise is N(0, σ²C²) for any model. The sum
+    over the other records is the same in every trial, so a trial takes T normal numbers. These do
+    not come from the engine, so this does not check its noise; attacks on a training that changes
+    θ do.
 
     Attributes:
         other_sums: the part of the other records' sums along the canary that scores do not
@@ -569,8 +570,9 @@ class FrozenSession:
     ) -> Scores:
         """Draws noise along the canary only: no model changes, so none is trained.
 
-        A step's projection, in units of C, is 1 if the canary is in and sampled, the other records,
-        and noise N(0, σ²). Arguments and result are those of `Session.run`.
+        In units of C, the projection of a step's release on the canary is a sum of three: 1 if the
+        canary is in and sampled, the part of the other records, and noise N(0, σ²). Arguments and
+        result are those of `Session.run`.
         """
         recipe, adversary = self.training.recipe, self.adversary
         public = PublicView(self.training)

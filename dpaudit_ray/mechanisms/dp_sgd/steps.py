@@ -2,8 +2,8 @@
 
 The canary's part b g* joins the sum before θ is rounded. If it were added to θ afterwards, a step
 below one unit in the last place of θ would be lost, or doubled, in models with the canary only.
-A batch may be empty; |B| is the expected size, whatever the batch holds. Both engines change the
-rows of one matrix.
+A batch may be empty; |B| is its expected size. Both engines have the models as rows of one matrix,
+and change it in place.
 """
 
 import copy
@@ -35,7 +35,7 @@ from .units import GroupedModel
 from .updates import Noisy, State
 
 Array = NDArray[Any]
-_LARGE = 1 << 16  # numbers; noise for as many takes half a millisecond, worth a thread
+_LARGE = 1 << 16  # numbers whose noise takes half a millisecond: it is drawn on another thread
 _LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
 _LARGEST_NORM = 1e30  # stands for no clipping: Opacus multiplies it by a noise of 0
 _OPTIMIZER = "optimizer."  # prefix of an optimizer's moments among the names of a state
@@ -59,12 +59,12 @@ class Inserted:
 
     @cached_property
     def rows(self) -> tuple[Tensor, ...]:
-        """Numbers of the models that have it, for each of its examples."""
+        """Numbers of the models that have the canary, for each of its examples."""
         return self._indices(self._bits.t())
 
     @cached_property
     def examples(self) -> tuple[Tensor, ...]:
-        """Numbers of its examples, for each model that may have some."""
+        """Numbers of the examples that a model has, for each model."""
         return self._indices(self._bits)
 
     @property
@@ -79,7 +79,7 @@ class Inserted:
         return tuple(sent(row.nonzero()[:, 0], values.device) for row in bits)
 
     def direction(self, model: int) -> Tensor | None:
-        """The gradient that joins the sum of this model, float [p], if any."""
+        """Returns the gradient that joins the sum of this model, float [p]; None if it has none."""
         assert isinstance(self.canary, GradientCanary)
         directions = self.canary.direction
         inside = self.inside[model]
@@ -103,7 +103,11 @@ def summed(directions: Tensor, inside: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Insertion:
-    """A canary over a training: it joins steps `offset` modulo `period`, if its coins are 1."""
+    """The schedule of a canary in one training run of n models.
+
+    It joins a model at each step t with t ≡ `offset` modulo `period`, if the model's bit and the
+    step's coin are 1.
+    """
 
     canary: Canary
     inside: Tensor  # as in `Inserted`, before sampling
@@ -146,14 +150,14 @@ class Insertion:
         """
         has_one_bit = self.inside.dim() == 1
         for_sampled = canary.memoryless and has_one_bit and not coins.all()
-        rows: Any = slice(None)
+        rows: Any = slice(None)  # models that it is crafted for: all
         if for_sampled:
             rows = sent(torch.from_numpy(np.flatnonzero(coins)), theta.device)
         crafted = canary.at(step, theta[rows].clone())
         bits = 1 if has_one_bit else self.inside.shape[1]
         check_claim(crafted, theta.shape[1], self.clip_norm, bits)
         if for_sampled and isinstance(crafted, GradientCanary) and crafted.direction.dim() > 1:
-            directions = torch.zeros_like(theta)
+            directions = torch.zeros_like(theta)  # those of other models are not used
             directions[rows] = crafted.direction
             return GradientCanary(directions)
         return crafted
@@ -213,7 +217,12 @@ def check_claim(
 
 
 def check_apart(canary: Canary, bits: int) -> None:
-    """Raises SpecError if canaries of different bits share a parameter; j is of bit j % `bits`."""
+    """Raises SpecError if canaries of different bits share a parameter.
+
+    Args:
+        canary: the gradients; number j belongs to bit j modulo `bits`.
+        bits: secret bits of each model.
+    """
     if bits == 1:
         return
     if isinstance(canary, GradientCanary):
@@ -483,8 +492,10 @@ class OpacusSteps:
             y = torch.cat([y, inserted.canary.y[examples]])
         elif inserted is not None:
             self._direction = inserted.direction(model)
+        # The module and its optimizer serve all models: both get the state of this one.
         self._optimizer.state = self._states[model]
         nn.utils.vector_to_parameters(theta[model].clone(), self._parameters)
+        # An empty batch is one empty part: the step then has noise only.
         *first_parts, last_part = parts(len(y), self._recipe) or [slice(0)]
         for part in first_parts:
             self._optimizer.signal_skip_step(do_skip=True)
@@ -492,6 +503,7 @@ class OpacusSteps:
         self._accumulate(x[last_part], y[last_part])
         theta[model] = nn.utils.parameters_to_vector(self._parameters).detach()
         gradients = [p.grad for p in self._parameters if p.grad is not None]
+        # Opacus has left the noisy sum over |B| in them.
         return nn.utils.parameters_to_vector(gradients) * self._recipe.batch_size
 
     def _accumulate(self, x: Tensor, y: Tensor) -> None:

@@ -185,7 +185,7 @@ class DpSgdTraining:
         x = _features(trained_data, body, device, dtype)
         shape = tuple(x.shape[1:])
         module = network(recipe.model, shape, data.classes, initial_seed)
-        slots_of(module)  # refuses parameters that could not be moved as they are
+        slots_of(module)  # raises SpecError for parameters that noise cannot be added to
         input_type = input_dtype(module.to(device, dtype), x)
 
         def loaded(part: Dataset) -> Examples:
@@ -269,8 +269,8 @@ class DpSgdTraining:
         `period` are ignored.
         """
         if noisy:
-            in_all = self.initial.new_ones(runs)
-            for theta in self.run(in_all, seed, canary, period):
+            all_inside = self.initial.new_ones(runs)
+            for theta in self.run(all_inside, seed, canary, period):
                 yield theta.clone()
             return
         theta = self.starts(runs, seed)
@@ -380,7 +380,7 @@ class DpSgdTraining:
         """
         if canary is None:
             return lambda step, theta: None
-        if isinstance(canary, RecordCanary):  # it is in the batches already, and is weighted there
+        if isinstance(canary, RecordCanary):  # batches have its records, and weigh them by bits
             weights = inside.new_ones(len(inside), self.examples)
             weights[:, canary.indices] = inside
             return lambda step, theta: Inserted(canary, inside, weights[:, self.batches[step - 1]])

@@ -1,8 +1,8 @@
-"""Units of privacy: what sends one clipped gradient to each step, a record, a user or a client.
+"""Units of privacy: a record, a user or a client, which adds one clipped vector to each step.
 
-To a step of DP-SGD, a user's mean gradient is what a record's gradient is, and so is what a client
-of federated averaging sends (McMahan et al. 2018): a vector that is clipped to C. So claims, noise,
-sampling and adversaries are those of DP-SGD, for users or clients in place of records.
+A record adds its gradient, a user the mean gradient of several records, and a client of federated
+averaging the change of its model (McMahan et al. 2018). A step of DP-SGD clips each of them to C.
+So claims, noise, sampling and adversaries are the same for users and clients as for records.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...engines.packing.packed import PackedModel
     from ...engines.rules.losses import Loss
 
-_COUNT_NOISE = 20  # clients of a round to one of the noise on a count (Andrew et al. 2021)
+_COUNT_NOISE = 20  # clients of a round over the deviation of a count (Andrew et al. 2021)
 
 
 class Server(Protocol):
@@ -49,7 +49,7 @@ class Unit(Plugin):
 
     @property
     def coordinates(self) -> int:
-        """Number of coordinates of θ behind the parameters of the network."""
+        """Number of coordinates that θ has in addition, after the parameters of the network."""
         return 0
 
     @property
@@ -62,7 +62,7 @@ class Unit(Plugin):
         return values
 
     def extended(self, theta: "Tensor") -> "Tensor":
-        """Returns models [n, p] with the coordinates behind their parameters at their start."""
+        """Returns models [n, p] with these `coordinates` appended, at their first values."""
         return theta
 
     def model(self, packed: "PackedModel", recipe: Server) -> "PackedModel | GroupedModel":
@@ -146,12 +146,13 @@ class User(Group):
 class Client(Group):
     """Clients of federated averaging with `records` records each, as of `user`.
 
-    In a round, a client takes `steps` of gradient descent from θ on its records; it sends θ less
-    its own result, which the server clips, sums up and follows like a gradient.
+    In a round, a client takes `steps` of gradient descent from θ on its records. Its update is θ
+    less the result; the server clips updates, adds them up, and follows the sum like a gradient.
 
     With `quantile`, the clipping norm adapts to that quantile of the updates' norms (Andrew et al.
-    2021, Algorithm 1): a noisy count of the updates within it, less one half of each, is released,
-    too. Updates then get more noise than the noise multiplier, which is that of both together.
+    2021, Algorithm 1). For this, a noisy count is released, too: each update within the norm counts
+    1/2, each other one -1/2. The noise multiplier is then that of updates and count together, so
+    updates alone get more noise.
     """
 
     protects = "client"
@@ -165,7 +166,7 @@ class Client(Group):
 
     @property
     def coordinates(self) -> int:
-        """The number is 1 with `quantile`: log(C_t / C), for the clipping norm C_t of a round."""
+        """The number is 1 with `quantile`: log(C_t / C), for the clipping norm C_t of round t."""
         return 0 if self.quantile is None else 1
 
     def extended(self, theta: "Tensor") -> "Tensor":
@@ -175,7 +176,7 @@ class Client(Group):
         return result
 
     def check(self, recipe: Server) -> None:
-        """Raises SpecError if the noise of counts takes more than its part (`shares`)."""
+        """Raises SpecError if the noise of counts is too small for the noise multiplier."""
         if self.quantile is not None and recipe.noise_multiplier is not None:
             self.shares(recipe)
 
@@ -261,6 +262,7 @@ class Client(Group):
 def clipped(update: "Tensor", clip_norm: "Tensor") -> "Tensor":
     """Returns updates [n, p], each scaled to a norm of at most `clip_norm`, [] or [n, 1]."""
     norms = update.norm(dim=1, keepdim=True)
+    # A quotient is NaN if a norm is infinite without clipping, or NaN: the update stays as it is.
     factors: Tensor = (clip_norm / norms).clamp(max=1).nan_to_num(1.0)
     return update * factors
 
@@ -323,7 +325,7 @@ class GroupedModel:
             total += sent if weights is None else sent * weights[:, number, None]
         return total
 
-    viewed_sums = clipped_sums
+    viewed_sums = clipped_sums  # as `PackedModel` has it; options with views and groups are refused
 
     def _parameters(self, theta: "Tensor") -> "Tensor":
         """Returns the parameters of the network, without further coordinates."""

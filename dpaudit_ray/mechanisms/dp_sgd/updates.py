@@ -52,7 +52,7 @@ class Optimizer(Plugin):
         Args:
             theta: parameters, float [n, p], changed in place.
             noisy: the step's release, which stays as it is.
-            state: empty at the first step; then as the last step has changed it.
+            state: what this method stores for later steps; empty at the first one.
         """
 
     def torch(
@@ -116,7 +116,7 @@ class Adam(Optimizer):
         if not state:
             state["m"] = theta.new_zeros(theta.shape)
             state["v"] = theta.new_zeros(theta.shape)
-        first, second = state.values()  # moments
+        first, second = state.values()  # moments m and v, in the order in which they were stored
         beta1, beta2 = self.betas
         gradient = noisy.summed / noisy.batch_size
         first.lerp_(gradient, 1 - beta1)
@@ -128,7 +128,7 @@ class Adam(Optimizer):
 
 
 class Schedule(Plugin):
-    """Base of all schedules. The rate rises over `warmup` steps; later steps count from 0."""
+    """Base of all schedules. The rate rises over `warmup` steps, then `factor` decides."""
 
     kind = "schedule"
     home = "dpaudit_ray.mechanisms.dp_sgd.updates"

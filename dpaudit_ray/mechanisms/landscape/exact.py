@@ -82,7 +82,8 @@ class Panels:
         low, high = reach(process, steps)
         longest = process.step_noise / refine
         longest_inside = longest
-        if process.gradient == "linear":  # the width of the noise before a step stretches it
+        if process.gradient == "linear":
+            # A step stretches distances on the slope by this factor.
             longest_inside = longest / (1 + process.clip_norm / process.width)
         breaks = [edge for edge in process.breaks if low < edge < high]
         edges = []
@@ -237,7 +238,8 @@ def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
     """Returns the largest μ of a test "θ > x", and x."""
     points = outside.panels.edges
     mu = _mu(outside, inside, points)
-    largest = np.flatnonzero(mu >= mu.max() - _LEVEL)  # all of a gap between the two densities
+    # All points of a gap between the two densities have the same μ: the middle one is chosen.
+    largest = np.flatnonzero(mu >= mu.max() - _LEVEL)
     best = int(largest[len(largest) // 2])
 
     def loss(point: float) -> float:

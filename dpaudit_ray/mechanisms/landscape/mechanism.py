@@ -160,7 +160,7 @@ class Landscape(Mechanism):
             threshold=math.nan,
             width=math.nan,
         )
-        # The canary and the noise of a step, which both are relative to, are known from here on.
+        # Threshold and width are relative to the canary and to a step's noise, which are known now.
         threshold_option = cast(LandscapeAdversary, adversary).threshold
         threshold = process.canary / 2  # also where a search for the threshold starts
         if not isinstance(threshold_option, str):

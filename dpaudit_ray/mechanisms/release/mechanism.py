@@ -129,7 +129,10 @@ class Release(Mechanism):
         self,
         adversary: Adversary,
     ) -> Preparation | None:
-        """Returns a part for each pair of inputs, if there are several: the ε that it promises."""
+        """Returns a preparation with a part for each pair of inputs, if there are several.
+
+        A part computes the ε that the adversary expects to show with its pair.
+        """
         pairs = len(named_pairs(self.pairs))
         if pairs == 1 or not cast(OutputAdversary, adversary).searches:
             return None
@@ -147,7 +150,7 @@ class Release(Mechanism):
         seeds: PartSeeds,
         gpu: bool,
     ) -> Arrays:
-        """Returns the ε that the adversary promises itself of one pair, by its own runs."""
+        """Returns the ε that the adversary expects of one pair, from runs that are no trials."""
         pattern, pair = named_pairs(self.pairs)[part]
         rng = np.random.default_rng(seeds.part)
         draws = self._draws(pair)
@@ -163,7 +166,7 @@ class Release(Mechanism):
         gpu: bool,
         prepared: Prepared = (),
     ) -> Session:
-        """Opens the pair with the largest promise, or the first one if there is no preparation."""
+        """Opens the pair with the largest expected ε, or the first one without a preparation."""
         pairs = named_pairs(self.pairs)
         best = 0
         if prepared:
