@@ -28,7 +28,11 @@ def sent(values: torch.Tensor, to: torch.device) -> torch.Tensor:
 
 
 def take_share(gpus: float) -> None:
-    """Limits torch to its share of a GPU, `resources.num_gpus`, 0 for none: Ray only counts."""
+    """Limits torch's memory to this share of a GPU: Ray counts shares, and enforces none.
+
+    Args:
+        gpus: the option `resources.num_gpus`; 0 for no GPU, and torch then is not limited.
+    """
     global _share
     _share = min(gpus, 1.0) or 1.0
     if 0 < gpus < 1 and torch.cuda.is_available():

@@ -55,7 +55,8 @@ class CpuNoise:
 
 _BLOCKS_AT_ONCE = 1 << 22  # intermediate results of so many blocks take some 600 MiB
 _WORD = 0xFFFFFFFF  # mask of 32 bits
-# Numbers for which a compiled kernel is compared, and their block, key and upper half.
+# A compiled kernel is tried on so many numbers, from a block, with a key and an upper half of the
+# counter that use all of their bits.
 _COMPARED, _FAR = 100_001, (5 << 31, (1 << 64) - 3, (1 << 64) - 5)
 
 
@@ -142,7 +143,8 @@ def compiled_writer(device: torch.device) -> Writer:
 
     def write(out: Tensor, table: Tensor, *numbers: int) -> None:
         """Calls the kernel with the numbers of `write_normals`."""
-        # As tensors, since each number would be compiled anew; signed, of the same bits.
+        # As tensors, since torch would compile the kernel again for each number. They are signed:
+        # the same 64 bits as int64.
         tensors = []
         for number in numbers:
             signed = number - (number >> 63 << 64)
@@ -229,11 +231,12 @@ def normals(high: Tensor, low: Tensor, table: Tensor) -> Tensor:
     # The exponent of a float64 is the index of the leading one: exact below 2^53.
     float_bits = nonzero_word.to(torch.float64).view(torch.int64)
     leading_one = (float_bits >> _MANTISSA_BITS) - _EXPONENT_BIAS
+    # The number of zeros before the leading one, among the 63 bits of both words.
     octave = torch.where(high_bits > 0, 30 - leading_one, 62 - leading_one)
-    # The 63 bits behind the leading one, filled up with zeros.
+    # The bits behind the leading one, filled up to 63 with zeros.
     remaining = (((high_bits << 32) | low) << (octave + 1)) & 0x7FFFFFFFFFFFFFFF
-    rows = table[octave * PARTS + (remaining >> 60)]
-    argument = (remaining >> 29) & 0x7FFFFFFF
+    rows = table[octave * PARTS + (remaining >> 60)]  # the first three bits
+    argument = (remaining >> 29) & 0x7FFFFFFF  # the 31 bits behind them
     value = rows[..., 0]
     for power in range(1, DEGREE + 1):
         product = value * argument

@@ -27,7 +27,7 @@ from . import conv_pool_loops as loops
 from . import vector_code
 from .vector_code import Static, static_sizes
 
-SPARE_REGISTERS = 2  # for what is added to the sums that are kept in the others
+SPARE_REGISTERS = 2  # for the factors of a product; the sums stay in the others
 _BEHIND = 16  # numbers of the longest vector: 64 bytes of float32
 _DTYPES = torch.float32, torch.float64
 _LARGEST_WINDOW = 3  # rows or columns: every entry of a window costs a pass
@@ -51,7 +51,7 @@ def window_of(
 class PatchCut:
     """The division of a layer's patches into vectors, for the backward pass in one dtype."""
 
-    lanes: int
+    lanes: int  # numbers of a vector
     parts: int  # vectors of a row of a patch
     rows: int  # of a patch, computed together: a divisor of its height
 
@@ -211,12 +211,15 @@ class ConvPoolRule(Rule):
         images: Tensor,
         windows: Pair,
     ) -> tuple[Tensor, Tensor]:
-        """Returns outputs and marks, [n, B, h, w, o].
+        """Returns outputs, and marks: which position of its window each one is from.
 
         Args:
             theta: parameters [n, p].
             images: as of `images`, for all models or for each.
             windows: rows and columns of windows, h and w.
+
+        Returns:
+            Both [n, B, h, w, o].
         """
         inputs, batch = images.shape[:2]
         n, outputs = len(theta), self.weight.shape[0]
@@ -228,6 +231,7 @@ class ConvPoolRule(Rule):
         rows, columns = tile(positions, vector_code.REGISTERS - SPARE_REGISTERS)
         convolved_sizes = static_sizes(lanes, rows, columns, self.steps.across)
         out = (y.numpy(), marks.numpy())
+        # Smaller outputs become this number: an array, as the loops read it.
         floor = np.full(1, 0.0 if self.rectified else -math.inf, out[0].dtype)
         loops.convolve_and_pool(
             images.numpy(),
@@ -577,7 +581,7 @@ class ConvChain:
         stages: list[loops.Stage] = []  # the last one of the network first
         y = images
         for rule, size in zip(self.convolutions, sizes, strict=True):
-            below = (0, 0)
+            below = (0, 0)  # the first convolution's images need no gradient
             if stages:
                 below = (y.shape[2], y.shape[3] * y.shape[4])
                 x = y.flatten(0, 1).permute(0, 3, 1, 2)

@@ -98,10 +98,11 @@ def convolve_and_pool(
     """
     w, bias = weights
     convolved, lines = buffers
-    for m in range(images.shape[0]):
-        for s in range(images.shape[1]):
-            sample = (m, s, images.shape[0])
-            _convolve(images, w, bias, (m, s), convolved, steps, static[0])
+    sets, batch = images.shape[:2]
+    for image_set in range(sets):
+        for image in range(batch):
+            _convolve(images, w, bias, (image_set, image), convolved, steps, static[0])
+            sample = (image_set, image, sets)
             _pool(convolved, floor, pooled, lines, sample, steps, static[1])
 
 
@@ -129,16 +130,16 @@ def _convolve(
         steps: distances between positions.
         static: sizes of `convolve`, with rows and columns of a tile.
     """
-    m, s = sample
+    image_set, image = sample
     blocks, height, width, lanes = w.shape[1:]
     rows, columns, channels = out.shape
     row = images.shape[3]
     tile_rows, tile_columns = len(static[1]), len(static[2])
-    image_start = (m * images.shape[1] + s) * images.shape[2] * row
+    image_start = (image_set * images.shape[1] + image) * images.shape[2] * row
     arrays = (images, w, bias, out)
     for block in range(blocks):
-        w_start = (m * blocks + block) * height * width * lanes
-        bias_start = (m * blocks + block) * lanes
+        w_start = (image_set * blocks + block) * height * width * lanes
+        bias_start = (image_set * blocks + block) * lanes
         for top in range(0, rows, tile_rows):
             r = min(top, rows - tile_rows)  # row of the tile's first position
             for first in range(0, columns, tile_columns):
@@ -217,9 +218,8 @@ class Scratch(NamedTuple):
     grid: Floats  # gradients by position [rows, columns, o]
     marks: Bytes  # by window
     listed: Listed
-    starts: tuple[
-        Integers, Integers, Integers
-    ]  # in an image: of positions, windows, entries of one
+    # Where they start in an image: positions, windows, and the entries of a window.
+    starts: tuple[Integers, Integers, Integers]
     squares: Floats  # a vector
     bits: Integers  # the grid as integers, which are compared faster
     values: Integers  # the listed gradients as integers
@@ -312,19 +312,19 @@ def sample_gradients(
         static: sizes of `gather` and of `unpool`.
     """
     (g, marks), (formed, biases, squares) = winners, out
-    sharing = len(marks) // images.shape[0]
-    for m in range(len(marks)):
+    sharing = len(marks) // images.shape[0]  # models that share an image
+    for model in range(len(marks)):
         for s in range(marks.shape[1]):
-            _copy(g[m, s].reshape(-1), buffers.g)
-            _copy(marks[m, s].reshape(-1), buffers.marks)
+            _copy(g[model, s].reshape(-1), buffers.g)
+            _copy(marks[model, s].reshape(-1), buffers.marks)
             if _overlap(steps):
                 _spread_windows(buffers.g, buffers, marks.shape[2:], steps, static[1])
-            sample = (images[m // sharing, s], formed[m, s], biases[m, s])
-            squares[m, s] = _form(buffers.g, buffers, sample, width, steps, static[0])
+            sample = (images[model // sharing, s], formed[model, s], biases[model, s])
+            squares[model, s] = _form(buffers.g, buffers, sample, width, steps, static[0])
 
 
 def image_buffers(images: Floats, w: Floats) -> tuple[Floats, Integers]:
-    """Allocates an image [H, row] with a vector behind it, and a list of outputs."""
+    """Allocates an image [H, row], with memory for a vector behind it, and a list of outputs."""
     image = np.empty(math.prod(images.shape[2:]) + w.shape[3], dtype=images.dtype)
     return image, np.empty(w.shape[1] + 1, dtype=np.int64)
 
@@ -350,13 +350,13 @@ def input_gradients(
     """
     (g, marks), (sample, image, outputs) = winners, buffers
     tall, row = images.shape[2:]
-    for m in range(len(marks)):
+    for model in range(len(marks)):
         for s in range(marks.shape[1]):
-            _copy(g[m, s].reshape(-1), sample.g)
-            _copy(marks[m, s].reshape(-1), sample.marks)
+            _copy(g[model, s].reshape(-1), sample.g)
+            _copy(marks[model, s].reshape(-1), sample.marks)
             _spread_windows(sample.g, sample, marks.shape[2:], steps, static[1])
-            _push_down(sample, w[m], (image, outputs), row, steps, static[0])
-            _copy(image[: tall * row], images[m, s].reshape(-1))
+            _push_down(sample, w[model], (image, outputs), row, steps, static[0])
+            _copy(image[: tall * row], images[model, s].reshape(-1))
 
 
 @inlined
@@ -373,7 +373,9 @@ def _spread_windows(
     steps: Steps,
     static: Static,
 ) -> None:
-    """Writes one sample's gradients by position into the grid: the sums over windows won.
+    """Writes one sample's gradients by position into the grid.
+
+    A position's gradient is the sum of those of all windows that it has won.
 
     Args:
         g: gradients by window [h · w · o].
@@ -473,6 +475,7 @@ def _push_down(
             first = (i * columns + j) * outputs
             count = _list_outputs(bits[first : first + outputs], listed)
             patch_start = i * steps.down * row + j * steps.across
+            # Without an output that has a gradient here, no row of the patch is added.
             for r in range(0, height if count else 0, len(static[1])):
                 numbers = (patch_start + r * row, first, r * padded, count, row, height * padded)
                 scatter(arrays, numbers, static)
@@ -480,7 +483,7 @@ def _push_down(
 
 @compiled
 def _copy(source: Any, target: Any) -> None:
-    """Copies numbers; numba's own assignment brings error messages, seconds of compiling."""
+    """Copies numbers. Numba's own assignment also compiles error messages, which takes seconds."""
     for i in range(len(source)):
         target[i] = source[i]
 
@@ -491,7 +494,8 @@ def _list_positions(
 ) -> None:
     """Lists the positions with a gradient, by output.
 
-    Every entry is written, and kept by counting it: a branch in the loop would take longer.
+    Every gradient is written to the list's end, which moves on only if it is not 0; else the next
+    one replaces it. A branch in the loop would take longer.
 
     Args:
         bits: gradients by position [positions · o], as integers.
@@ -517,9 +521,10 @@ def _list_windows(
     starts: tuple[Integers, Integers, Integers],
     listed: Listed,
 ) -> None:
-    """Lists by output the positions with a gradient, where a position wins one window at most.
+    """Lists the positions with a gradient by output, if windows do not overlap.
 
-    Then each window has one such position at most, and its mark names it: the grid is not needed.
+    Then a position's gradient is that of the one window it has won, and the window's mark names the
+    position: the grid is not needed. Entries are written as in `_list_positions`.
 
     Args:
         g: gradients by window [h · w · o].
@@ -541,7 +546,7 @@ def _list_windows(
 
 @compiled
 def _list_outputs(bits: Integers, listed: Integers) -> Any:
-    """Lists the outputs with a gradient at one position; returns their number."""
+    """Lists the outputs with a gradient at one position as `_list_positions`; returns how many."""
     count = _FIRST
     for o in range(len(bits)):
         listed[count] = o
@@ -654,31 +659,32 @@ def descend(
     n, batch = squares.shape
     factors = np.zeros(_SAMPLES, squares.dtype)
     weighted = np.zeros(batch, np.int64)  # numbers of the samples with a weight
-    for m in range(n):
+    for model in range(n):
         count = 0
         for s in range(batch):
-            if weights[m, s] == 0:
-                squares[m, s] = 0
+            if weights[model, s] == 0:
+                squares[model, s] = 0
             else:
                 weighted[count] = s
                 count += 1
         for first in range(0, count, _SAMPLES):
             few = min(_SAMPLES, count - first)
             for i in range(few):
-                _copy(g[m, weighted[first + i]], buffers[i])
+                _copy(g[model, weighted[first + i]], buffers[i])
             for stage in literal_unroll(stages):
                 for i in range(few):
                     s = weighted[first + i]
-                    squares[m, s] += _form_at(stage, (m, s, i), buffers[i])
+                    squares[model, s] += _form_at(stage, (model, s, i), buffers[i])
                     if stage.below[0] > 0:
-                        _push_below(stage, m, buffers[i])
+                        _push_below(stage, model, buffers[i])
             for i in range(few):
                 s = weighted[first + i]
-                norm = math.sqrt(squares[m, s])
-                squares[m, s] = weights[m, s] * (clip_norm / norm if norm > clip_norm else 1.0)
-                factors[i] = squares[m, s]
+                norm = math.sqrt(squares[model, s])
+                clip_factor = clip_norm / norm if norm > clip_norm else 1.0
+                squares[model, s] = weights[model, s] * clip_factor
+                factors[i] = squares[model, s]
             for stage in literal_unroll(stages):
-                _add_at(stage, m, few, factors)
+                _add_at(stage, model, few, factors)
 
 
 @inlined
@@ -691,32 +697,33 @@ def _form_at(
 
     Args:
         stage: the convolution, with its buffers.
-        sample: numbers of the model, of the sample in the batch, and of it among the few samples
-            that are in the buffers together.
+        sample: number of the model; number of the sample in the batch; and its number among the
+            few samples that are in the buffers together.
         g: gradients by window [h · w · o].
     """
-    m, s, i = sample
+    model, s, i = sample
     formed, biases = stage.gradients
-    _copy(stage.marks[m, s].reshape(-1), stage.buffers.marks)
+    _copy(stage.marks[model, s].reshape(-1), stage.buffers.marks)
     if stage.below[0] > 0 or _overlap(stage.steps):
         _spread_windows(g, stage.buffers, stage.marks.shape[2:], stage.steps, stage.static[1])
-    sharing = len(stage.marks) // len(stage.images)
-    sample_arrays = (stage.images[m // sharing, s], formed[i], biases[i])
+    sharing = len(stage.marks) // len(stage.images)  # models that share an image
+    sample_arrays = (stage.images[model // sharing, s], formed[i], biases[i])
     return _form(g, stage.buffers, sample_arrays, stage.width, stage.steps, stage.static[0])
 
 
 @inlined
-def _push_below(stage: Stage, m: int, g: Floats) -> None:
-    """Writes gradients of the output below into g.
+def _push_below(stage: Stage, model: int, g: Floats) -> None:
+    """Writes the gradients of the stage's images, which are the output of the stage below, into g.
 
     Args:
         stage: its `buffers` has the gradients by position.
-        m: number of the model.
+        model: its number.
         g: to be written, without the zeros around the image.
     """
     row = stage.images.shape[3]
     rows, numbers = stage.below
-    _push_down(stage.buffers, stage.w[m], stage.image_buffers, row, stage.steps, stage.static[0])
+    w = stage.w[model]
+    _push_down(stage.buffers, w, stage.image_buffers, row, stage.steps, stage.static[0])
     image = stage.image_buffers[0]
     for r in range(rows):
         first = (stage.edge[0] + r) * row + stage.edge[1]
@@ -726,23 +733,23 @@ def _push_below(stage: Stage, m: int, g: Floats) -> None:
 @inlined
 def _add_at(
     stage: Stage,
-    m: int,
+    model: int,
     few: int,
     factors: Floats,
 ) -> None:
-    """Adds gradients of a few samples, times factors, to the sums of model m.
+    """Adds gradients of a few samples, times factors, to the sums of a model.
 
     Args:
         stage: the convolution, whose buffers have the gradients.
-        m: number of the model.
+        model: its number.
         few: number of samples.
         factors: of each sample, [_SAMPLES].
     """
     formed, biases = stage.gradients
-    sums = stage.sums[m].reshape(-1)
+    sums = stage.sums[model].reshape(-1)
     flat = formed.reshape(len(formed), -1)
     for i in range(few):
         for k in range(len(sums)):
             sums[k] += factors[i] * flat[i, k]
         for k in range(biases.shape[1]):
-            stage.biases[m, k] += factors[i] * biases[i, k]
+            stage.biases[model, k] += factors[i] * biases[i, k]

@@ -103,7 +103,7 @@ def _forward(
     starts: Integers,
     acts: Floats,
 ) -> None:
-    """Writes the activations of every layer behind another.
+    """Writes the activations of all layers, one layer behind the other.
 
     Args:
         theta: parameters [n, p].
@@ -115,16 +115,16 @@ def _forward(
     layers, batch = len(widths) - 1, x.shape[1]
     zero = theta.dtype.type(0)
     for m in range(theta.shape[0]):
-        first = 0
+        first = 0  # row of `acts` where the layer's outputs begin
         for layer in range(layers):
             inputs, outputs = widths[layer], widths[layer + 1]
-            weight, bias = starts[layer]
+            weight_start, bias_start = starts[layer]
             below = x if layer == 0 else acts[m, first - inputs : first]
             for o in range(outputs):
                 row = acts[m, first + o]
-                row[:] = theta[m, bias + o] if bias >= 0 else zero
+                row[:] = theta[m, bias_start + o] if bias_start >= 0 else zero
                 for i in range(inputs):
-                    w = theta[m, weight + o * inputs + i]
+                    w = theta[m, weight_start + o * inputs + i]
                     source = below[i]
                     for s in range(batch):
                         row[s] += w * source[s]
@@ -166,15 +166,16 @@ def _backward(
         first = total - widths[-1]
         grads[first:] = top[m]
         for layer in range(last, -1, -1):
-            inputs, bias = widths[layer], starts[layer, 1]
+            inputs = widths[layer]
+            weight_start, bias_start = starts[layer]
             below = x if layer == 0 else acts[m, first - inputs : first]
             above = grads[first : first + widths[layer + 1]]
-            _add_squares(below, above, bias >= 0, squares)
+            _add_squares(below, above, bias_start >= 0, squares)
             if layer > 0:
                 down = grads[first - inputs : first]
-                _push_down(theta[m, starts[layer, 0] :], below, above, down)
+                _push_down(theta[m, weight_start:], below, above, down)
                 first -= inputs
-        for s in range(len(squares)):  # from here on, these are the factors of the samples
+        for s in range(len(squares)):  # each square is replaced by the sample's factor
             norm = math.sqrt(squares[s])
             squares[s] = weights[m, s] * (clip / norm if norm > clip else 1.0)
         for layer in range(last + 1):
@@ -253,15 +254,16 @@ def _write_sums(
         out: flat parameters of one model [p], to be written.
     """
     zero = out.dtype.type(0)
+    weight_start, bias_start = start
     for o in range(len(above)):
         g, summed = above[o], zero
         for s in range(len(factors)):
             g[s] *= factors[s]
             summed += g[s]
-        if start[1] >= 0:
-            out[start[1] + o] = summed
+        if bias_start >= 0:
+            out[bias_start + o] = summed
         for i in range(len(below)):
             source, summed = below[i], zero
             for s in range(len(factors)):
                 summed += g[s] * source[s]
-            out[start[0] + o * len(below) + i] = summed
+            out[weight_start + o * len(below) + i] = summed

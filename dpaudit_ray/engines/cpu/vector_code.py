@@ -160,7 +160,7 @@ class _Emitter:
         self,
         *counts: int,
     ) -> dict[tuple[int, ...], Any]:
-        """Returns slots with vectors of zeros, to be kept in registers, by index."""
+        """Allocates vectors of zeros, which LLVM keeps in registers; returns pointers by index."""
         slots = {}
         for index in np.ndindex(*counts):
             slots[index] = _allocated(self.builder, self.vector)
@@ -168,7 +168,7 @@ class _Emitter:
         return slots
 
     def add(self, slot: Any, a: Any, b: Any) -> None:
-        """Adds a · b to a slot."""
+        """Adds a · b to a vector of `sums`."""
         product = self.builder.fmul(a, b, flags=_FUSED)
         total = self.builder.fadd(product, self.builder.load(slot), _FUSED)
         self.builder.store(total, slot)
@@ -275,8 +275,8 @@ def unpool(emit: _Emitter) -> None:
     """Adds the gradients of one window, a vector of channels, to those of the positions that won.
 
     `arrays`: g, marks, and gradients by position; `numbers`: the start in g and marks, that of the
-    window, the distances of two positions' rows and columns, and the number of channels. `static`
-    is that of `pool`.
+    window, the distances of two positions' rows and columns, and the number of channels that are
+    left: further lanes add 0. `static` is that of `pool`.
     """
     builder = emit.builder
     g_at, grid_at, down, across, channels = emit.numbers

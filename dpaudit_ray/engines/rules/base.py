@@ -85,7 +85,7 @@ def is_plain(
     layer: nn.Module,
     kind: type[nn.Module],
 ) -> bool:
-    """Returns whether the layer does what `kind` does: of this very class, and not altered."""
+    """Returns whether the layer is of class `kind` itself, no subclass, and was not altered."""
     return type(layer) is kind and alteration(layer) is None
 
 
@@ -157,17 +157,23 @@ class Rule(ABC):
     """The forward pass, backward pass and per-sample gradients of one kind of layer.
 
     In all methods, `theta` is float [n, p], the flat parameters of n models. `saved` is the value
-    that a forward pass saves for backward, mostly the input; its `nbytes` are those in memory.
+    that a forward pass saves for backward, mostly the input. It has a size in bytes, `nbytes`.
     """
 
-    owner: "Rule | None" = None  # another rule of the same parameters: a pass applies one
+    # Another rule that computes the same parameters' gradients: each pass applies one of the two.
+    owner: "Rule | None" = None
 
     def __init__(
         self,
         layer: nn.Module,
         slots: Mapping[str, Slot],
     ) -> None:
-        """Takes settings from the layer, and the slots of its parameters by their names in it."""
+        """Reads the layer's settings.
+
+        Args:
+            layer: the user's layer.
+            slots: of its parameters, by their names in the layer, such as "weight".
+        """
         self.weight = slots["weight"]
         self.bias = slots.get("bias")
 
@@ -209,7 +215,8 @@ class Rule(ABC):
             theta: parameters [n, p].
             saved: what `forward_shared` saved; here the input [B, ...], copied for each model.
             parts: gradients of the output by group of models, [models of the group, B, ...].
-            cache: what depends on the input alone, for all passes of the batch.
+            cache: a rule may store here, for further passes of the same batch, tensors that depend
+                on the input alone.
         """
         g = torch.cat(list(parts)).flatten(0, 1)
         return self.samples(theta, repeated(saved, len(theta)), g)

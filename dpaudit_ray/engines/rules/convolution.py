@@ -20,7 +20,7 @@ _PATCHES = 1 << 24
 class Conv2dRule(Rule):
     """A convolution of images [N, c, h, w]; its groups are samples of smaller convolutions.
 
-    If its padding is not the same zeros on both sides, a layer before it pads (`padding`).
+    Any padding but the same number of zeros on both sides is a separate layer (`padding`).
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class Conv2dRule(Rule):
         self.stride = pair(layer.stride)
         self._dilation = pair(layer.dilation)
         across, down = (0, 0)
-        if padding(layer) is None:
+        if padding(layer) is None:  # no other layer pads
+            # Torch has them as left, right, top, bottom.
             across, down = pair(layer._reversed_padding_repeated_twice[::2])
         self._padding = (down, across)
         self.zero_pad = (across, across, down, down)  # left, right, top, bottom, as for F.pad
@@ -124,6 +125,7 @@ class Conv2dRule(Rule):
         stride, dilation = self._dilation, self.stride
         formed = F.conv2d(images, kernels, None, stride, self._padding, dilation, len(kernels))
         height, width = self._kernel
+        # There may be further rows and columns, if the strides do not reach the image's end.
         return formed[0, :, :height, :width].flatten(1)
 
     def samples_shared(
@@ -158,6 +160,7 @@ class Conv2dRule(Rule):
         down, across = self._dilation
         stride_down, stride_across = self.stride
         image = height * width
+        # Of a view [N, c, kernel height, kernel width, rows, columns] of overlapping windows.
         strides = (
             channels * image,
             image,
@@ -178,7 +181,7 @@ class Conv2dRule(Rule):
         return self._dilation == (1, 1) and self._groups == 1
 
     def _patches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yields unfolded patches of as many samples at a time as `_PATCHES` allows."""
+        """Yields samples and their unfolded patches, at most `_PATCHES` numbers at a time."""
         numbers = self._inputs * x[0, 0].numel()  # of a sample, at stride 1
         size = max(1, _PATCHES // numbers)
         for start in range(0, len(x), size):
@@ -356,8 +359,8 @@ _PADDINGS = {
 def padding(layer: nn.Conv2d) -> nn.Module | None:
     """Returns the padding as a layer; None if it is the same number of zeros on both sides.
 
-    None means that the convolution pads by itself. A padding of "same" may need one more on one
-    side.
+    In that case the convolution pads by itself. A padding of "same" may need one zero more on one
+    side than on the other.
     """
     left, right, top, bottom = (int(p) for p in layer._reversed_padding_repeated_twice)
     is_symmetric = left == right and top == bottom

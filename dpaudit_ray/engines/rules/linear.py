@@ -154,7 +154,7 @@ def _product(weight: Tensor, x: Tensor) -> Tensor:
 
 
 class EmbeddingRule(Rule):
-    """y_t = W[x_t]. The norm of a sample's gradient is that of its g, summed by token."""
+    """y_t = W[x_t]. A sample's gradient has, in the row of each token, the sum of its g_t."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class AffineRule(Rule):
     def _sum_positions(self, g: Tensor, n: int) -> Tensor:
         """Returns gradients [n*B, ...] summed over positions: [n, B, size of the parameter]."""
         if not self._by_channel:
-            g = g.flatten(-len(self.weight.shape))
+            g = g.flatten(-len(self.weight.shape))  # the parameter's dimensions are the last ones
         if g.dim() > 2 and self._by_channel:
             g = g.flatten(2).sum(2)
         elif g.dim() > 2:
