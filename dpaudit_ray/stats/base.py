@@ -23,7 +23,7 @@ T = TypeVar("T")
 Scores = NDArray[np.float64]
 Members = NDArray[np.bool_]
 _FALSE_ALARM = 1e-6  # probability that fair coins are refused
-_AT_ONCE = 2**20  # trials of a stretch
+_AT_ONCE = 2**20  # trials at most that `alike_in_a_row` yields together
 _FAR = -float(ndtri(_FALSE_ALARM / 2))  # standard deviations of fair coins, about 4.9
 _LAGS = 8  # scores up to so many trials apart are correlated: as many training runs take turns
 _FALSE_REFUSAL = 1e-4  # probability that `check_apart` refuses independent trials
@@ -44,13 +44,13 @@ class Estimator(ABC):
     name: ClassVar[str]
     status: ClassVar[Status]
     assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
-    fair: ClassVar[bool] = True  # holds for fair coins only; else each world is judged separately
+    fair: ClassVar[bool] = True  # coins must be fair; False: it judges each world separately
     interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
-    within_planned: ClassVar[bool] = False  # ... but up to the planned number of trials only
+    within_planned: ClassVar[bool] = False  # is `interim_valid` up to the planned trials only
     one_run: ClassVar[bool] = False  # takes canaries of one training run, too
     by_run: ClassVar[bool] = False  # has one outcome for each training run of several canaries
-    by_pair: ClassVar[bool] = False  # ... or for each pair of training runs that share their noise
-    needs_independence: ClassVar[bool] = False  # uses all trials at once
+    by_pair: ClassVar[bool] = False  # is `by_run`, for pairs of runs that share their noise
+    needs_independence: ClassVar[bool] = False  # uses all trials at once: none may share a run
     learns = True  # guesses trials by the bits of earlier ones: then their order matters
 
     @classmethod
@@ -71,7 +71,7 @@ class Estimator(ABC):
         self._miss(bits)
 
     def _miss(self, members: Members) -> None:
-        """Folds scores that every threshold guesses wrongly by: NaN would be right to call out."""
+        """Folds scores that every threshold guesses wrong; NaN would be a right guess of "out"."""
         self._fold(np.where(members, -math.inf, math.inf), members)
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Estimator(ABC):
         threshold: float = math.nan,
     ) -> Estimate:  # fmt: skip
         """Makes the estimate of this method; `level` is (δ, confidence), μ NaN if none was used."""
-        # It follows from what was computed: no class can declare a conversion certified.
+        # The status follows from what was computed: no class can declare a conversion certified.
         status = self._status_at(mu) if self.status.holds else self.status
         return Estimate(self.name, status, epsilon, mu, *level, trials, threshold)
 
@@ -331,8 +331,8 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
         remedy: what the user can do, for the message.
     """
     n = len(scores)
-    in_order = n < 2 or _order(members)[2]  # all of one world first: nothing tells drift from bits
-    if in_order:
+    in_order = n < 2 or _order(members)[2]
+    if in_order:  # as if all of one world came first: then drift looks like the bits' effect
         return
     ranks = np.zeros(n)
     lots = np.random.default_rng(0).random(n)

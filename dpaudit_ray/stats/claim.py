@@ -306,10 +306,11 @@ class Portfolio:
     def mixture(self, counts: Counts) -> Floats:
         """Returns factors by outcome of a mixture that grows on these counts, float64 [OUTCOMES].
 
-        From cash on, the bet that promises most is added at its best share (Frank, Wolfe 1956),
-        until the growth that it adds could be noise. Every outcome keeps some cash.
+        It begins as cash. Bet by bet, the one that promises most growth is added at its best share
+        (Frank, Wolfe 1956), until the growth that it adds could be noise. Every outcome keeps some
+        cash.
         """
-        mixed = np.ones(OUTCOMES)
+        mixed = np.ones(OUTCOMES)  # cash: the wealth stays as it is
         if not counts.any():
             return mixed
         for _ in range(_BETS):

@@ -142,10 +142,10 @@ class DeclaredTest:
             first = end
 
     def _diverging(self, curve: Curve, alpha: float) -> float:
-        """Computes the p-value of the diverged trials after the first, for a test at `alpha`.
+        """Computes the p-value of diverged trials for a test at `alpha`; 1 if there are few.
 
-        All later ones are guessed alike: as the majority of the first `_LESSONS`. It is 1 without
-        any.
+        The first `_LESSONS` of them are not judged. All later ones are guessed alike: as the
+        majority of these.
         """
         scores, members = self._log.arrays()
         diverged = np.flatnonzero(np.isinf(scores[: self.trials]))
@@ -323,6 +323,7 @@ class _Test(ABC):
             level = alpha if gaussian else alpha / _HALVINGS
         else:
             first = 1
+            # A first test of the most noise, and those of the search, share the other half.
             level = alpha if gaussian else alpha / 2 / (1 + _HALVINGS)
         refutes = self._refutes(level)
         if first == 1 and not is_refuted(_STEPS):
@@ -343,7 +344,8 @@ class ClaimTest(_Test):
     alternatives: Callable[[float], Curve] | None = None
     later: tuple[int, ...] = ()  # declared with `planned`: each has a `DeclaredTest`
     log_odds: bool = False  # whether scores are log odds of the bit
-    delta: float | None = None  # that of a `BoundTest`, which has half of the declared tests' error
+    delta: float | None = None  # of a `BoundTest`, which has half of the declared tests' error
+    # Trials and log e-value of each look that had more evidence than all before.
     _reached: list[tuple[int, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:

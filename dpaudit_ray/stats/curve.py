@@ -102,8 +102,8 @@ class Responses:
 
         A level with log odds e, drawn with probability s, answers wrongly with probability s / (1 +
         e^e). Each level adds a kink to δ(x), x = e^ε: there, the slope changes by that probability.
-        So the slopes at the points give the shares, from the surest answer down; the remainder goes
-        to the last level that it reaches, ε = 0 at the latest.
+        So the slopes at the points give the shares, from the surest answer down. If they use up
+        all probability, less sure levels get none; if some remains, it goes to ε = 0.
         """
         e, d = _hull(curve)
         x = np.exp(e)

@@ -1,12 +1,13 @@
 """Threshold between two worlds for scores whose class means do not separate them.
 
 The midpoint of the class means is the best threshold of scores that are about normal, and needs the
-fewest trials. Another unit of the scores moves it anywhere: of z³, of -exp(2z) or of losses
-with a heavy tail, it lies far from where the worlds part. So at set numbers of earlier trials it is
-compared with the midpoint of the class medians. Where they lie further apart than chance has it,
-where some scores lie so far out that means swing, or where the midpoint guesses the wrong way
-round, ranks replace it: the threshold of fewest mistakes near the midpoint of the means of normal
-scores. Only earlier trials are used, as a bound by guesses requires.
+fewest trials. But a map of the scores moves it anywhere: of z³, of -exp(2z) or of losses with a
+heavy tail, it lies far from where the worlds part. So at set numbers of earlier trials it is
+compared with the midpoint of the class medians. Ranks replace it in three cases: if the two
+midpoints lie further apart than by chance, if some scores lie so far out that means depend on them,
+or if the midpoint guesses the wrong way round. By ranks, the threshold has the fewest mistakes near
+the midpoint of the means of normal scores. Only earlier trials are used, as a bound by guesses
+requires.
 """
 
 import functools
@@ -31,7 +32,7 @@ _TAIL = 5  # one in so many scores, those next to a gap, show how far apart scor
 
 @dataclass(frozen=True)
 class Cut:
-    """Threshold of earlier trials.
+    """A threshold that was fitted to earlier trials, with their scores.
 
     Attributes:
         threshold: score at which the guess changes.
@@ -50,9 +51,10 @@ class Cut:
         return np.asarray((scores > self.threshold) == self.rising)
 
     def position(self, scores: Scores) -> Floats:
-        """Distances from the cut, float64 [n], above 0 for "in"; in deviations as of normal scores.
+        """Returns distances from the cut, float64 [n], above 0 for "in".
 
-        Another rising map of all scores, earlier ones too, hardly moves them.
+        They are distances of normal scores, so a rising map of all scores, earlier ones too, hardly
+        changes them.
         """
         threshold = self._normal(np.array([self.threshold]))
         distance = np.abs(self._normal(scores) - threshold)
@@ -60,7 +62,7 @@ class Cut:
         return sign * np.maximum(distance, 1e-9)
 
     def _normal(self, scores: Scores) -> Floats:
-        """Averages the normal scores among both worlds, float64 [n]: each weighs the same."""
+        """Averages a score's normal scores among either world's earlier ones, float64 [n]."""
         inside = normal_scores(scores, self.inside)
         return (inside + normal_scores(scores, self.outside)) / 2
 
@@ -146,10 +148,10 @@ def _fit_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
 
 
 def _between(pooled: Floats, below: int) -> float:
-    """Returns a threshold that `below` scores lie below, for sorted scores.
+    """Returns a threshold between the first `below` of the sorted scores and the others.
 
-    It divides the gap between two scores in the ratio of two spreads: of the scores just below the
-    gap, and of those just above it. So it lies further from the side where scores are sparse.
+    It divides the gap in the ratio of two spreads: that of the scores just below the gap, and that
+    of the scores just above it. So it lies further from the side where scores are sparse.
     """
     if below in (0, len(pooled)):
         return math.inf if below else -math.inf

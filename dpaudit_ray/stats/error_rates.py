@@ -70,7 +70,7 @@ def as_floats(values: ArrayLike) -> Floats:
 
 
 def in_unit(name: str, value: ArrayLike) -> Floats:
-    """Returns `value` as an array. Raises ValueError for entries outside (0, 1), ends included."""
+    """Returns `value` as an array. Raises ValueError unless all entries are above 0 and below 1."""
     array = as_floats(value)
     if not np.all((array > 0) & (array < 1)):
         raise ValueError(f"{name} must lie in (0, 1), got {value!r}")
@@ -78,7 +78,7 @@ def in_unit(name: str, value: ArrayLike) -> Floats:
 
 
 def nonnegative(name: str, value: ArrayLike) -> Floats:
-    """Returns `value` as an array; ValueError under `name` where an entry is below 0 or NaN."""
+    """Returns `value` as an array. Raises ValueError if an entry is below 0 or NaN."""
     array = as_floats(value)
     if not np.all(array >= 0):
         raise ValueError(f"{name} must be at least 0, got {value!r}")

@@ -23,7 +23,7 @@ from .lower_bound import Status
 
 _DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
 _NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more
-# Distances below a root, relative to its own from 1/2, at which rates may not be refuted.
+# A rate that lies below a root by such a share of the root's distance from 1/2 may not be refuted.
 _HOLES = np.geomspace(3e-3, 3e-5, 5)
 Look = tuple[int, int]  # guesses and hits so far
 
@@ -139,8 +139,8 @@ def _excess(
 ) -> float:
     """Returns how much the p-value of a hit rate exceeds the error that is due at the last look.
 
-    The p-value is P(as many hits or more at the last look, no crossing before). So a negative
-    result refutes the rate. Arguments are those of `refuted_rate`, and the hit rate.
+    The p-value is P(no crossing before the last look, and there at least as many hits as observed).
+    So a negative result refutes the rate. Arguments are those of `refuted_rate`, and the hit rate.
     """
     paths = np.ones(1)  # P(no crossing yet, first + i hits), [i]
     first = 0

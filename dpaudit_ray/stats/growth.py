@@ -23,8 +23,12 @@ def looks(
 ) -> tuple[int, ...]:
     """Returns numbers of trials after which bounds are read.
 
-    These are `trials`, four times that, and so on, and `up_to`; the last but one is at most half of
-    it. There is one number unless `up_to` is larger than `trials`.
+    They are `trials`, 4 · `trials`, 16 · `trials` and so on up to half of `up_to`, and `up_to`
+    itself. Without a larger `up_to`, `trials` is the only number.
+
+    Args:
+        trials: number of trials declared first.
+        up_to: largest number to which the audit may grow.
     """
     if up_to is None or up_to <= trials:
         return (trials,)

@@ -30,7 +30,7 @@ class GuessCounter:
 
     The first `warmup` trials, and all until both worlds were observed, only set the threshold.
     Afterwards a diverged trial (NaN, ±inf) is guessed to be of the world in which more have
-    diverged so far, "in" while they are equal; it moves no mean.
+    diverged so far, "in" while they are equal; it changes no mean.
     """
 
     warmup: int = 20
@@ -62,9 +62,9 @@ class GuessCounter:
         """
         parts: list[tuple[Members, Members]] = []
         start = 0
-        while start < len(scores) or not parts:
+        while start < len(scores) or not parts:  # once even without trials: there is a result
             self._refit_cut()
-            batches = math.ceil((self._next_fit - self.trials) / batch)
+            batches = math.ceil((self._next_fit - self.trials) / batch)  # up to the next fit
             stop = start + batches * batch
             parts.append(self._fold(scores[start:stop], members[start:stop], batch))
             start = stop
@@ -78,7 +78,7 @@ class GuessCounter:
         while self._next_fit <= self.trials:
             self._next_fit = math.ceil(cut.GROWTH * self._next_fit)
         if self._next_fit > cut.LAST:
-            self._log = TrialLog()  # a sweep has many of them
+            self._log = TrialLog()  # frees its memory: a sweep has many counters
 
     def _fold(
         self,
@@ -129,7 +129,7 @@ class GuessCounter:
         return guessed, right
 
     def miss(self, members: Members) -> None:
-        """Adds trials without an output: wrong guesses, after the warm-up."""
+        """Adds trials without an output: those after the warm-up count as wrong guesses."""
         self.guesses += max(self.trials + len(members) - max(self.trials, self.warmup), 0)
         self.trials += len(members)
 

@@ -10,19 +10,19 @@ class Status(StrEnum):
     """Degree to which an ε can be trusted."""
 
     CERTIFIED = "certified"  # exceeds the truth with probability at most 1 - confidence
-    IF_GAUSSIAN = "if-gaussian"  # that holds for μ; ε is what a Gaussian mechanism of μ has
-    IF_CLAIMED = "if-claimed-family"  # ... what the claimed mechanism has, with noise to match
-    IF_INDEPENDENT = "if-independent"  # ... the same, if canaries do not interfere
+    IF_GAUSSIAN = "if-gaussian"  # μ is certified; ε is that of a Gaussian mechanism of this μ
+    IF_CLAIMED = "if-claimed-family"  # ε is that of the claimed mechanism, with noise to match
+    IF_INDEPENDENT = "if-independent"  # as `if-gaussian`, provided that canaries do not interfere
     IF_ASSUMED = "if-assumed"  # certified under the assumption that the estimator `assumes`
     APPROXIMATE = "approximate"  # as certified, in the limit of many trials
     CREDIBLE = "credible"  # a Bayesian posterior quantile
     PAPER = "paper"  # as a paper published it; not valid at its level
-    INTERIM = "interim"  # holds for a number of trials declared beforehand; these are fewer
-    EXTENDED = "extended"  # the same; that number was raised after looking
+    INTERIM = "interim"  # holds after the declared number of trials, which is not reached yet
+    EXTENDED = "extended"  # held after a declared number of trials, which was raised after looking
 
     @property
     def holds(self) -> bool:
-        """Whether something is bounded at the stated confidence: ε, μ, or ε given something."""
+        """Whether ε, μ, or ε under an assumption is bounded at the stated confidence."""
         return self is Status.CERTIFIED or self.conditional
 
     @property

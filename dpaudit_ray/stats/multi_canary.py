@@ -73,11 +73,11 @@ class RunAccuracies:
             ran: whether they gave an output; without, they have the outcome 0.
         """
         starts = np.arange(0, len(scores), self.canaries)
-        counted = self.counter.trials + starts >= WARMUP
+        counted = self.counter.trials + starts >= WARMUP  # runs that are not skipped
         shares = np.zeros(len(starts))
         if ran:
             guessed, correct = self.counter.fold(scores, members, self.canaries)
-            counted = guessed[:: self.canaries]
+            counted = guessed[:: self.canaries]  # either all canaries of a run are guessed, or none
             by_run = correct.reshape(-1, self.canaries)
             shares = by_run.mean(axis=1)
         else:
@@ -91,6 +91,7 @@ class RunAccuracies:
 
     def outcomes(self) -> Floats:
         """Returns the outcomes so far, float64 [runs that are not skipped]."""
+        # One part from here on; the empty array is for the case that there is none.
         self._shares = [np.concatenate([*self._shares, np.empty(0)])]
         return self._shares[0]
 

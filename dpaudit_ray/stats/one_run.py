@@ -93,6 +93,7 @@ class Canaries(Logged):
         """
         scores, members = self._log.arrays()
         total = len(scores)
+        # Pairs (k+, k-) of numbers of guesses "in" and "out" that are tried.
         if isinstance(self.guesses, tuple):
             kinds = [self.guesses]
         else:
@@ -100,7 +101,7 @@ class Canaries(Logged):
             if self.guesses:
                 numbers = {min(self.guesses, total)}
             kinds = [balanced(scores, number) for number in sorted(numbers) if number > 0]
-        counts = [hits_of(scores, members, *pair) for pair in kinds]
+        counts = [hits_of(scores, members, *pair) for pair in kinds]  # correct guesses, guesses
         split = 1 - (1 - confidence) / max(len(counts), 1)
         return max((lower(*pair, total, split) for pair in counts), default=0.0)
 
@@ -176,7 +177,7 @@ class OneRun(Canaries, Estimator):
 
 
 def balanced(scores: Scores, guesses: int) -> tuple[int, int]:
-    """Divides guesses into "in" and "out": half of each, after scores that are not finite."""
+    """Divides guesses: "in" on scores that are not finite; of the others, half "in", half "out"."""
     diverged = int(np.count_nonzero(~np.isfinite(scores)))
     wrong = min(diverged, guesses)
     above = wrong + (guesses - wrong + 1) // 2  # an odd number has one more "in"

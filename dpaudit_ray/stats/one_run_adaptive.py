@@ -36,7 +36,7 @@ _SLOPES = 0.1 * 2.0 ** np.arange(0, 8.5, 0.5)
 _CENTRES = (-0.5, -0.25, 0.0, 0.25, 0.5)
 _STARTS = (0.0, 0.5, 1.0, 1.5, 2.0)
 _BLOCK = 4096  # canaries in one step of the computation: 8 MiB
-_LEAKS = np.unique(np.geomspace(1, 4096, 64).astype(np.int64)) - 1  # i
+_LEAKS = np.unique(np.geomspace(1, 4096, 64).astype(np.int64)) - 1  # values of i that are tried
 
 
 @dataclass

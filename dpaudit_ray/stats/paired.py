@@ -45,7 +45,8 @@ class PairOutcomes(RunAccuracies):
             raise ValueError(f"a pair has an even number of trials, got {canaries}")
         self._log = TrialLog()
         self._ramp: _Ramp | None = None  # None before the first fit: pairs are skipped
-        self._next_fit = -(-WARMUP // canaries) * canaries  # trials after which a ramp is fitted
+        # Trials after which a ramp is fitted: at least WARMUP, in complete pairs.
+        self._next_fit = -(-WARMUP // canaries) * canaries
 
     def _add(self, scores: Scores, members: Members, ran: bool) -> None:
         """Adds complete pairs, in parts: a ramp is fitted after twice as many trials as the last.

@@ -141,6 +141,7 @@ def largest_of_pairs(
 def _counts(scores: Scores) -> NDArray[np.intp]:
     """Returns 0 and some numbers of first scores, such that equal scores stay together."""
     n = len(scores)
+    # Numbers of scores after which a different score follows, or none.
     ends = np.flatnonzero(np.r_[np.diff(scores) != 0, n > 0]) + 1
     numbers = np.geomspace(1, max(n, 1), _COUNTS_TRIED).astype(int)
     last = np.searchsorted(ends, numbers, side="right") - 1

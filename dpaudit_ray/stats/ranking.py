@@ -50,7 +50,7 @@ _ADDED = 0.9  # of the mean that trials between ranks and levels add: the rest i
 _FAULT = 1e-9  # a probability below minus this shows that `_linear` failed
 _LOOK = 1.25  # ratio of trials between updates of `Rank`, each of which costs a distribution
 _SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ that `Rank` tries, from 0.005 to 13.5
-_PARTS = (1.0, 0.75, 0.5, 0.25)  # of the interpolated way from one of these to the next
+_PARTS = (1.0, 0.75, 0.5, 0.25)  # of the interpolated way between two of these, tried in turn
 
 
 def ranked_mistakes(
@@ -88,9 +88,16 @@ class Weights:
 
     @classmethod
     def from_responses(cls, size: int, responses: Responses) -> Weights:
-        """Returns the log odds of the claim's surest answers at these ranks, in whole units."""
+        """Makes the cost of a block from the log odds of the claim's answers at its ranks.
+
+        Costs are whole numbers: log odds are divided by a `unit` and rounded.
+
+        Args:
+            size: trials of the group.
+            responses: the claim's worst mechanism.
+        """
         ends, errors = responses.cumulated(responses.mistakes)
-        # Blocks have equal sums of a rank's share of all trials and of all mistakes.
+        # Of all trials and of all mistakes together, each block has the same share.
         mistake_share = errors / max(errors[-1], 1e-300)
         share = (ends + mistake_share) / 2
         levels = np.linspace(0, share[-1], _BLOCKS + 1)
@@ -109,7 +116,7 @@ class Weights:
             return cls(edges, costs)
         deviation = math.sqrt(size * variance)  # of the number of mistakes, about
         finer = max(1.0, min(_FINER, _FEW / deviation))
-        typical = _TYPICAL * finer
+        typical = _TYPICAL * finer  # cost of a typical mistake
         unit = math.sqrt(spread / variance) / typical
         largest = round(_LARGEST / _TYPICAL * typical)
         costs = np.minimum(np.round(odds / unit), largest).astype(np.int64)

@@ -45,6 +45,7 @@ def evidence(hits: Floats, sizes: Floats, rate: float) -> float:
         return -math.inf  # one unit shows nothing of others
     counts = np.ones(len(hits))
     if len(hits) > _MANY:
+        # A complex number stands for the pair of hits and size.
         units, numbers = np.unique(hits + 1j * sizes, return_counts=True)
         hits, sizes = units.real, units.imag
         counts = numbers.astype(float)
