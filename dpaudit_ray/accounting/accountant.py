@@ -26,8 +26,8 @@ class UnansweredError(Exception):
 class Accountant(ABC):
     """Base of all accountants. `samplings` are those for which it has a proof, if any.
 
-    A `Training` of another sampling reaches it as `Training.unamplified`, one without steps or
-    noise not at all. Methods raise ValueError if they have no bound.
+    A `Training` with another sampling is passed to it as `Training.unamplified`; one without steps
+    or without noise is never passed. Methods raise ValueError if they have no bound.
     """
 
     name: ClassVar[str]

@@ -1,4 +1,4 @@
-"""Balls and bins: each record joins one batch of an epoch, drawn for it alone, by PLD_accounting.
+"""Balls and bins, by the package PLD_accounting: each record joins one random batch of an epoch.
 
 Such an epoch is dominated by a pair of distributions that can be computed to any accuracy (Feldman
 and Shenfeld 2026, "Efficient Privacy Loss Accounting for Subsampling and Random Allocation"), and

@@ -258,6 +258,7 @@ def _bisected_noise(
     if epsilon - bound <= tolerance:
         return high
     target = epsilon - tolerance / 2
+    # `low` is 0 if no bisection was needed: the claim has no value there.
     return root(lambda noise: claim(noise) - target, low or high / 2, high, xtol=1e-9)
 
 
@@ -282,7 +283,7 @@ def _answer(
         training: the claim.
         accountant: queried first.
         bounded: "epsilon" or "delta".
-        at: the other one of the two.
+        at: the δ at which ε is bounded, or the ε at which δ is.
     """
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)

@@ -18,7 +18,7 @@ from .pld import advantage, least_epsilon
 from .training import Training
 
 _RATIO = 2 ** (1 / 128)  # between noise multipliers that are tried: half a percent
-_LEAST, _MOST = -4 * 128, 8 * 128  # sixteenth of the claimed noise to 256 times
+_LEAST, _MOST = -4 * 128, 8 * 128  # exponents of it: a sixteenth of the claimed noise to 256 times
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Family:
 
     @property
     def trade_off(self) -> TradeOff:
-        """Gaussian where the claim is: then its size is all that noise changes."""
+        """Gaussian if the claim is: then another noise changes μ only."""
         is_gaussian = self.claim.gaussian
         if isinstance(self.claim, Training):
             is_gaussian = self.claim.unamplified.sample_rate == 1
@@ -46,7 +46,7 @@ class Family:
             delta: δ, in (0, 1); also 0 for claims of a finite ε there.
         """
         promises_all = isinstance(self.claim, Training) and self.claim.steps == 0
-        if rate <= 0.5 or promises_all:
+        if rate <= 0.5 or promises_all:  # no step leaks anything, with any noise
             return 0.0
         if self.trade_off is TradeOff.GAUSSIAN:
             return float(gdp.epsilon(2 * special.ndtri(rate), delta))

@@ -44,7 +44,7 @@ class LaplaceReleases(Claim):
         return self.releases / self.laplace
 
     def delta_at(self, epsilon: float) -> float:
-        """Returns δ at ε; of one release 1 - e^((ε - 1/scale) / 2)."""
+        """Returns δ at ε; for one release it is 1 - e^((ε - 1/scale) / 2)."""
         if epsilon >= self.pure:
             return 0.0
         if self.releases == 1:
@@ -72,8 +72,8 @@ class LaplaceReleases(Claim):
 class LossDistribution(Claim):
     """Releases whose privacy loss is one of `losses`, with these `chances` under the first input.
 
-    What the chances lack of 1 has an infinite loss. The claim is symmetric: the losses are those of
-    both orders of the inputs.
+    If the chances have a sum below 1, the loss is infinite with the remaining probability. The
+    claim is symmetric: the losses are those of both orders of the inputs.
     """
 
     key = "losses"
@@ -157,7 +157,7 @@ def _laplace_sum(scale: float, releases: int) -> LossSum:
     outside = 1 - np.exp(-(losses + largest) / 2) / 2  # likewise without it
     cells = np.diff(inside)
     cells_outside = np.diff(outside)
-    # A half of each distribution has the largest loss, or the smallest.
+    # With the record, half of the mass has exactly the largest loss; without it, the smallest.
     cells[0] += inside[0]
     cells_outside[0] += outside[0]
     cells[-1] += 0.5

@@ -38,7 +38,7 @@ _UNIT = 2.0**-53  # unit of rounding in float64
 _ROUNDING = 1e-12  # error of a step's losses (absolute and relative) and of its mass (relative)
 _LEAST = 1e-300  # smallest δ or sum, for its logarithm
 _OVERFLOW = 709.0  # e to the power of more is infinite in float64
-_SURE = 1 / 16  # noise at which one step shows whether it had the record: misses have 1e-15
+_SURE = 1 / 16  # noise with which a step shows whether it had the record, but for 1e-15
 _FLATTEST = 1e-9  # smallest weight θ: below, all losses have about one weight
 
 NOTE = "replacement with sampling: opposite gradients are taken as the worst case"
@@ -46,7 +46,7 @@ FINEST = 1e-4  # grid width; wide enough losses get a wider one, so that the gri
 _LARGEST_GRID = 1e6  # cells over the losses that matter
 _LARGEST_STEP = 1e6  # cells of one step, if its width is finer than FINEST
 _FEWEST_CELLS = 16  # cells in the standard deviation of a step's loss
-_FINER = 4  # factor from below, where a cell's loss is rounded down
+_FINER = 4  # times finer is the grid for bounds from below: there, each cell's loss is rounded down
 _EXACT = Gaussian()
 
 
@@ -246,7 +246,7 @@ def step_losses(
     rate = training.sample_rate
     replace = training.adjacency is Adjacency.REPLACE
     far = _FAR * noise
-    ends = np.array([-far - replace, 1 + far])
+    ends = np.array([-far - replace, 1 + far])  # means are 0 and 1; with replacement also -1
     loss = _loss_at(ends, noise, rate)
     if replace:  # the other record pulls the other way
         loss = loss - _loss_at(-ends, noise, rate)
@@ -254,6 +254,7 @@ def step_losses(
     last = math.ceil(loss[1] / width)
     losses = np.arange(first, last + 1) * width
     edges = np.clip(_output_with_loss(losses, noise, rate, replace), *ends)
+    # From above, mass beyond the ends has an infinite loss; from below, it joins the outer cells.
     edges[[0, -1]] = ends if pessimistic else (-math.inf, math.inf)
     inside = _log_masses(edges, noise, rate, 1.0)
     outside = _log_masses(edges, noise, rate, -1.0) if replace else _log_between(edges / noise)

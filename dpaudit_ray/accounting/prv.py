@@ -40,7 +40,7 @@ class Prv(Accountant):
         steps: Sequence[int],
         delta: float,
     ) -> list[float]:
-        """Returns upper bounds on ε after each of `steps`, from one grid for the most of them."""
+        """Returns upper bounds on ε after each of `steps`, all from the grid of the most steps."""
         # The library may err by a thousandth of δ, which `_epsilons` adds to its upper bound.
         accountant = _library_accountant((training,), delta / 1000)
         return _epsilons(accountant, delta, [[count] for count in steps])
@@ -50,7 +50,7 @@ class Prv(Accountant):
         accountant = _library_accountant((training,), 1e-10)
         counts = [training.steps]
         with _library_failures():
-            upper = accountant.compute_delta(epsilon, counts)[2]
+            _, _, upper = accountant.compute_delta(epsilon, counts)
             upper += _rounding_error(accountant, counts)
         return min(max(float(upper), 0.0), 1.0)
 

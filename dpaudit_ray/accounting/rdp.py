@@ -49,7 +49,7 @@ def divergences(
     """Computes the Rényi divergence of all steps at each order, float64 [len(orders)].
 
     Args:
-        noise_multiplier: of the unit by which one record moves a sum.
+        noise_multiplier: deviation of the noise over the change of a sum by one record.
         steps: number of noisy sums.
         sample_rate: probability that a record takes part in a step.
         orders: above 1.
@@ -94,12 +94,12 @@ def quick_epsilon(
     sample_rate: float,
     delta: float,
 ) -> float:
-    """Computes ε of `Rdp` by integer orders, then near the best: ten times faster.
+    """Computes ε of `Rdp` ten times faster: by integer orders, then by all orders near the best.
 
-    ε has a single minimum over orders.
+    This is enough, since ε has a single minimum over orders.
 
     Args:
-        noise_multiplier: of the unit by which one record moves a sum.
+        noise_multiplier: deviation of the noise over the change of a sum by one record.
         steps: number of noisy sums.
         sample_rate: probability that a record takes part in a step.
         delta: δ, in (0, 1).

@@ -18,8 +18,8 @@ _ROUNDING = 1e-9  # relative: of rates that are quotients
 class Adjacency(StrEnum):
     """Difference of two neighbouring data sets.
 
-    Where an epoch is cut from an order of records, one less leaves its place empty, so that others
-    keep their batches ("zero-out", Kairouz et al. 2021; Chua et al. 2024a).
+    If an epoch's batches are cut from an order of the records, a removed record leaves its place
+    empty: all others keep their batches ("zero-out", Kairouz et al. 2021; Chua et al. 2024a).
     """
 
     ADD_REMOVE = "add-remove"  # one record more or less: sums of clipped gradients move by C
@@ -31,7 +31,7 @@ class Sampling(StrEnum):
 
     POISSON = "poisson"  # each by a coin of its own; at rate 1 also batches that are known
     SHUFFLE = "shuffle"  # an epoch's batches are cut from one random order
-    BALLS_AND_BINS = "balls-and-bins"  # each joins one of an epoch's batches, drawn alone
+    BALLS_AND_BINS = "balls-and-bins"  # each joins one of an epoch's batches, independently
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class Training(Claim):
 
     @property
     def gaussian(self) -> bool:
+        # Shuffling has no proven amplification: its claim is that of `unamplified`.
         return self.sample_rate == 1 or self.sampling is Sampling.SHUFFLE
 
     @property
@@ -116,9 +117,10 @@ class Training(Claim):
     def unamplified(self) -> "Training":
         """Equivalent training for an adversary who knows all batches: proven for any sampling.
 
-        Given the order of an epoch, drawn apart from the data, a record moves one sum per epoch, at
-        a step that is known: `epochs` adaptive Gaussian releases (Dong, Roth, Su 2022, Corollary
-        2.14). To forget the order is post-processing. An epoch that ends early counts in full.
+        The order of an epoch is drawn independently of the data. Given this order, a record changes
+        one sum per epoch, at a step that is known: this makes `epochs` adaptive Gaussian releases
+        (Dong, Roth, Su 2022, Corollary 2.14). To forget the order is post-processing. An epoch that
+        ends early counts in full.
         """
         if self.sampling is Sampling.POISSON:
             return self
