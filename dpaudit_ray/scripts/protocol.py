@@ -157,6 +157,7 @@ class Correlation:
         numbers: length of each vector.
         value: the correlation, in [-1, 1].
         pairs: how many pairs were compared.
+        shift: how many entries later the numbers of the second are.
     """
 
     kind: Literal["steps", "tensors", "neighbours"]
@@ -164,6 +165,7 @@ class Correlation:
     numbers: int
     value: float
     pairs: int
+    shift: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dpaudit_ray.scripts.watch import (
 )
 from dpaudit_ray.scripts.watch.accountants import Accountants
 from dpaudit_ray.scripts.watch.forward_passes import repeat_forward
-from dpaudit_ray.scripts.watch.noise_draws import draw_noise
+from dpaudit_ray.scripts.watch.noise_draws import NoiseDraws, StepNoise, draw_noise
 from dpaudit_ray.scripts.watch.publications import digests_of_all_networks
 from dpaudit_ray.scripts.watch.run_state import WatchedRun
 from dpaudit_ray.scripts.watch.shared_records import PrivateRecords
@@ -535,6 +535,18 @@ def test_generators_of_the_script_are_found_seeded_and_put_back():
         generators.seed_generators(9, found)
         assert [f() for f in draw] == seeded != first
     assert [f() for f in draw] == first
+
+
+def test_noise_that_comes_again_elsewhere_has_a_shift():
+    table = random_numbers(800).double().numpy()
+    noise = StepNoise()
+    for step, first in enumerate((200, 130)):
+        numbers = table[first : first + 500]
+        draws = NoiseDraws(2, [500.0], [numbers], [np.zeros(500, bool)])
+        steps, *_ = noise.strongest_correlations(draws, step)
+    assert (steps.kind, steps.shift, steps.numbers) == ("steps", 70, 430)
+    assert steps.value == pytest.approx(1)
+    assert steps.pairs == 1 + 2 * (500 - 16)
 
 
 def test_states_of_generators_are_the_same_until_one_draws():

@@ -63,9 +63,11 @@ def _report(judgement: Judgement, step: StepInspection, pair: Correlation) -> No
     if any(item.look == f"correlation of {pair.kind}" for item in judgement.findings):
         return
     first, second = (step.names[min(i, len(step.names) - 1)] for i in pair.between)
-    what = f"neighbouring entries of {first}"
+    what = f"entries of {first}, {pair.shift} apart,"
     if pair.kind == "steps":
         what = f"steps {pair.between[0] + 1} and {pair.between[1] + 1}"
+        if pair.shift:
+            what += f", shifted by {pair.shift} entries,"
     elif pair.kind == "tensors":
         what = f"{first} and {second}"
     where = at_step(step.step, step.line)

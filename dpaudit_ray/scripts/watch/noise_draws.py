@@ -21,7 +21,9 @@ _COMPARED = 4096  # numbers of each tensor whose noise is compared over steps an
 _MOST_NUMBERS = 200_000  # of the last steps, whose law is computed
 _FEWEST_COMPARED = 16
 _FEWEST_NEIGHBOURS = 32
+_MOST_SHIFTED = 16_384  # numbers of two steps that are compared with a shift
 _GAPS = 0.25  # of the draws, in which a number that is left out is zero
+_LEAST = 1e-30  # of a product of squares
 _ROUNDING = 1e-12  # relative: what rounding leaves of the spread of equal numbers
 
 
@@ -113,6 +115,8 @@ class StepNoise:
         for before, old in self._noise:
             if len(old) == len(noise) >= _FEWEST_COMPARED:
                 steps.append(_correlation("steps", (before, step), old, noise))
+                for first, second in ((old, noise), (noise, old)):
+                    steps.append(_shifted("steps", (before, step), first, second))
         self._noise.append((step, noise))
         tensors = []
         for i, j in itertools.combinations(range(len(parts)), 2):
@@ -122,7 +126,7 @@ class StepNoise:
         neighbours = []
         for i, part in enumerate(parts):
             if len(part) >= _FEWEST_NEIGHBOURS:
-                neighbours.append(_correlation("neighbours", (i, i), part[:-1], part[1:]))
+                neighbours.append(_shifted("neighbours", (i, i), part, part))
         return tuple(_strongest(kind) for kind in (steps, tensors, neighbours) if kind)
 
     def law_distance(self) -> LawDistance | None:
@@ -144,13 +148,32 @@ def _correlation(
     return Correlation(kind, between, len(first), value, pairs=1)
 
 
+def _shifted(
+    kind: Any,
+    between: tuple[int, int],
+    first: Vector,
+    second: Vector,
+) -> Correlation:
+    """Returns the strongest correlation of a vector with the later entries of one as long."""
+    n = min(len(first), _MOST_SHIFTED)
+    a, b = first[:n], second[:n]
+    shifts = np.arange(1, n - _FEWEST_COMPARED + 1)
+    # Sums of a[i] b[i + shift] for all shifts: padded with n zeros, the ends do not meet.
+    products = np.fft.irfft(np.conj(np.fft.rfft(a, 2 * n)) * np.fft.rfft(b, 2 * n), 2 * n)[shifts]
+    squares = np.cumsum(a**2)[n - shifts - 1] * np.cumsum(b[::-1] ** 2)[n - shifts - 1]
+    scores = np.abs(products) / np.sqrt(np.maximum(squares, _LEAST)) * np.sqrt(n - shifts)
+    shift = int(shifts[np.argmax(scores)])
+    strongest = _correlation(kind, between, a[:-shift], b[shift:])
+    return dataclasses.replace(strongest, shift=shift, pairs=len(shifts))
+
+
 def _strongest(correlations: Sequence[Correlation]) -> Correlation:
     """Returns the correlation that chance explains least, with the number of all pairs.
 
     By chance, a correlation of n numbers is about 1 / √n.
     """
     strongest = max(correlations, key=lambda c: abs(c.value) * c.numbers**0.5)
-    return dataclasses.replace(strongest, pairs=len(correlations))
+    return dataclasses.replace(strongest, pairs=sum(c.pairs for c in correlations))
 
 
 def _distance_from_normal(values: Vector) -> LawDistance:
