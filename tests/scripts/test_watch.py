@@ -551,11 +551,12 @@ def test_noise_that_comes_again_elsewhere_has_a_shift():
 
 def test_states_of_generators_are_the_same_until_one_draws():
     found = [torch.Generator(), np.random.default_rng(1), np.random.RandomState(2)]
-    state = generators.state_of_all(found)
+    states = generators.states_of_all(found)
     other_addresses = [found[0].get_state() for _ in range(3)]
-    assert generators.state_of_all(found) == state, other_addresses
+    assert generators.states_of_all(found) == states, other_addresses
     torch.rand(3, generator=found[0])
-    assert generators.state_of_all(found) != state
+    changed = [a != b for a, b in zip(generators.states_of_all(found), states, strict=True)]
+    assert changed[-3:] == [True, False, False]
 
 
 def test_a_run_that_waits_for_a_processor_has_more_time(monkeypatch):

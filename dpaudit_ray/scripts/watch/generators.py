@@ -43,14 +43,15 @@ def preserve_attributes(objects: Iterable[Any]) -> Iterator[None]:
             vars(thing).update(values)
 
 
-def state_of_all(generators: Iterable[Generator]) -> str:
-    """Returns a digest of the states of Python's generator, numpy's, torch's, and the passed."""
+def states_of_all(generators: Iterable[Generator]) -> tuple[str, ...]:
+    """Returns digests of the states of Python's generator, numpy's, torch's, and the passed."""
     states = []
     for generator in _with_global(generators):
         state = _state(generator)
         # Without its address, which a pickled tensor has in it.
-        states.append(state.numpy() if isinstance(state, torch.Tensor) else state)
-    return hashlib.blake2b(pickle.dumps(states), digest_size=16).hexdigest()
+        values = state.numpy() if isinstance(state, torch.Tensor) else state
+        states.append(hashlib.blake2b(pickle.dumps(values), digest_size=16).hexdigest())
+    return tuple(states)
 
 
 def _state(generator: Generator) -> Any:

@@ -26,13 +26,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..protocol import ArraysGiven, CarriedSum, PinnedStep, UnevenStep
+from ..protocol import CarriedSum, PinnedStep, UnevenStep
 from . import ghost_clipping, other_updates, pinned_runs
 from .generators import (
     generators_in,
     preserve_attributes,
     script_generators,
-    state_of_all,
+    states_of_all,
 )
 from .ghost_clipping import copy_tensors, parameters_copied
 from .hooks import after, calling_line, import_if_there
@@ -136,7 +136,6 @@ class OptimizerWatch(StepWatch):
         super().__init__(run, number)
         self.ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)
         self.optimizer = optimizer
-        self._states: set[str] = set()  # of generators, at the start of each step
         self.is_stepping = False
         self.may_step = False
         self.last_release: Release | None = None
@@ -252,10 +251,6 @@ class OptimizerWatch(StepWatch):
             self.bound = clipping_bound(optimizer)
             self.unit = self._unit_gradient()
             self.length = self.bound * self.unit
-            state = state_of_all(self.generators)
-            if state in self._states:
-                run.put(ArraysGiven(kind="again"))
-            self._states.add(state)
             self.inspect()
             # The rate at which the last step was accounted to sample a record.
             history = accountants.history()
@@ -267,6 +262,7 @@ class OptimizerWatch(StepWatch):
             during.enter_context(self._changed(change))
             if self._pinned is not None:
                 during.enter_context(self.pinned_noise(self._pinned.member))
+            during.enter_context(self.fresh_noise())
             result = call()
         history = accountants.history()
         noise, rate = history[-1][:2] if history else (None, None)
@@ -348,7 +344,7 @@ class OptimizerWatch(StepWatch):
             release=(),
             rows=tuple(rows),
             rounding=max((torch.finfo(t.dtype).eps for t in computed), default=0.0),
-            state=state_of_all(generators) + b"".join(map(sample_digest, params)).hex(),
+            state="".join(states_of_all(generators)) + b"".join(map(sample_digest, params)).hex(),
             drawn=len(draw),
         )
         if run.request.pinned == "varied":

@@ -150,7 +150,8 @@ class Stream(StepWatch):
             if inspects and sum(self.sizes) <= _MOST_ROWS:
                 self._note_draw(records)
             change = self.begin_trial(self.rate)  # None: no canary joins it
-        arrays = self._pin(records) if run.request.pinned else call(change, None)
+        with self.fresh_noise():
+            arrays = self._pin(records) if run.request.pinned else call(change, None)
         self.released_shapes = [tuple(array.shape) for array in arrays]
         release = _flat(arrays)
         if self._white is None:

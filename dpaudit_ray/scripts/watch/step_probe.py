@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ..protocol import EMPTY, ArraysGiven, Shift, StepInspection, Trial
-from .generators import Generator, preserve_generators, seed_generators, state_of_all
+from .generators import Generator, preserve_generators, seed_generators, states_of_all
 from .loaders import ReleaseKey
 from .noise_draws import NoiseDraws, StepNoise, draw_noise, draw_once
 from .run_state import WatchedRun
@@ -93,7 +93,9 @@ class StepWatch:
         self.generators: list[Generator] = []
         self._noise = StepNoise()
         self._has_gaps = False  # in draws of a step until now
-        self._states_after: set[str] = set()  # of generators, after the step and its changes
+        # Of all generators, after the step and its changes.
+        self._states_after: set[tuple[str, ...]] = set()
+        self._noise_states: set[tuple[str, ...]] = set()  # that steps drew their noise from
         self._trial: _CanaryTrial | None = None  # of the step; None without one
 
     @property
@@ -115,8 +117,22 @@ class StepWatch:
                 seed_generators(seed, self.generators)
             release = self.release(change, seed)
             if seed is None:
-                self._states_after.add(state_of_all(self.generators))
+                self._states_after.add(states_of_all(self.generators))
             return release
+
+    @contextlib.contextmanager
+    def fresh_noise(self) -> Iterator[None]:
+        """Records a step, taken inside, whose generators were in the states of an earlier one.
+
+        Only those count that the step draws from: others may go on while they repeat.
+        """
+        before = states_of_all(self.generators)
+        yield
+        after = states_of_all(self.generators)
+        states = tuple(old for old, new in zip(before, after, strict=True) if old != new)
+        if states and states in self._noise_states:
+            self.run.put(ArraysGiven(kind="again"))
+        self._noise_states.add(states)
 
     @contextlib.contextmanager
     def pinned_noise(self, member: bool) -> Iterator[int]:
