@@ -105,10 +105,12 @@ def test_data_of_files_are_not_changed(tmp_path):
     mapped[:] = torch.arange(8.0).reshape(4, 2)
     data = TensorDataset(torch.from_numpy(array), mapped)
     data.array, data.view, data.memory = array, np.asarray(array), np.arange(4)
+    data.column, data.numpy = np.arange(8).reshape(4, 2)[:, 1], torch.from_numpy(np.arange(4))
     pinned_runs.exchange(data, 0)
     for values in (array, *data.tensors, data.view):
         assert values.reshape(-1).tolist() == list(range(8))
-    assert data.memory.tolist() == [2, 1, 2, 3]
+    assert data.memory.tolist() == data.numpy.tolist() == [2, 1, 2, 3]
+    assert data.column.tolist() == [5, 3, 5, 7]
 
 
 @pytest.mark.parametrize("pinned", ["unchanged", "exchanged"])

@@ -79,10 +79,11 @@ def acquits(inspection: Inspection) -> bool:
 
     A record of each batch was another one, or was left out, so that a value of any would differ.
     """
-    pinned = inspection.pinned
-    if pinned is None or pinned.unchanged is None or pinned.varied is None:
+    pinned = inspection.pinned or PinnedRuns()
+    alone = pinned.unchanged
+    other = pinned.varied or pinned.halved
+    if alone is None or other is None:
         return False
-    alone, other = pinned.unchanged, pinned.varied
     is_whole = not (alone.cut or other.cut) and len(alone.steps) == len(other.steps)
     return is_whole and alone.result.published == other.result.published
 

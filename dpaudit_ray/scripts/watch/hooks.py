@@ -62,6 +62,12 @@ def import_if_there(name: str) -> Any:
 is_users = functools.cache(imports.is_users)
 
 
+def is_of_user(value: Any) -> bool:
+    """Returns whether the user's code has the class of a value."""
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
+    return bool(file) and is_users(file)
+
+
 def users_frames() -> list[FrameType]:
     """Returns the frames of the user's code that are being run, the innermost first."""
     frames = []

@@ -7,7 +7,6 @@ other noise, shows what noise changes as well. Of a loop without Opacus the data
 code that the first step's records are rows of. Data are exchanged in memory, never in files.
 """
 
-import contextlib
 import itertools
 import os
 import random
@@ -29,7 +28,7 @@ from .loaders import Indices
 from .record_choice import FEWEST, conspicuous_record, private_items
 from .run_state import WatchedRun
 from .shared_records import arrays_of, base_and_rows
-from .tensors import is_array, is_numeric, row_keys, sample_digest, tree_leaves
+from .tensors import is_array, is_numeric, owns_memory, row_keys, sample_digest, tree_leaves
 
 _CANDIDATES = 100  # records that one might be exchanged for
 _MOST_ROWS = 200_000  # of an array in which a step's examples are searched
@@ -375,19 +374,6 @@ def _is_equal(array: Any, other: Any) -> bool:
     return bool(
         array.shape == other.shape and (torch.as_tensor(array) == torch.as_tensor(other)).all()
     )
-
-
-def owns_memory(array: Any) -> bool:
-    """Returns whether memory is an array's own: no file's, and of no other library."""
-    if isinstance(array, torch.Tensor):
-        storage = array.untyped_storage()
-        if hasattr(storage, "resizable"):
-            return bool(storage.resizable())
-        with contextlib.suppress(RuntimeError):  # torch 2.2 refuses to resize others
-            storage.resize_(storage.nbytes())
-            return True
-        return False
-    return array.base is None and bool(array.flags.writeable)
 
 
 def choose_record(run: WatchedRun, draw: Indices) -> None:

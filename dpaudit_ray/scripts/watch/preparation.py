@@ -27,7 +27,7 @@ from . import hooks
 from .generators import generators_in, preserve_generators, seed_generators
 from .hooks import before, import_if_there
 from .run_state import EnoughSeen, WatchedRun
-from .tensors import digest, is_array, is_numeric, tree_leaves
+from .tensors import digest, is_array, is_numeric, owns_memory, tree_leaves
 
 _FEWEST = 30  # rows of an array that may have the records
 _MOST_EVENTS = 200_000  # lines of the script that are followed
@@ -176,8 +176,7 @@ def _parts(value: Any) -> Sequence[Any]:
         return [value.dataset]
     if isinstance(value, Dataset):
         return list(vars(value).values())
-    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
-    if file and hooks.is_users(file) and hasattr(value, "__dict__"):
+    if hooks.is_of_user(value) and hasattr(value, "__dict__"):
         return list(vars(value).values())
     return []
 
@@ -201,25 +200,14 @@ def _digest(array: Any) -> str | None:
         except TypeError:  # of lists in a column
             return None
         return hashlib.blake2b(rows.data, digest_size=16).hexdigest()
+    if array.nbytes > _MOST_BYTES or not owns_memory(array):
+        return None
     if isinstance(array, torch.Tensor):
-        is_usable = not (array.requires_grad or array.is_cuda)
-        if not is_usable or array.nbytes > _MOST_BYTES:
+        if array.requires_grad or array.is_cuda:
             return None
         # Of a copy: memory that numpy has exported does not count as the tensor's own.
         return digest(array.clone()).hex()
-    if array.nbytes > _MOST_BYTES or not _is_in_memory(array):
-        return None
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).hexdigest()
-
-
-def _is_in_memory(array: Any) -> bool:
-    """Returns whether an array of numpy can be changed, and is no part of a file."""
-    base = array
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap):
-            return False
-        base = base.base
-    return bool(array.flags.writeable)
 
 
 def _extreme_rows(array: Any) -> list[int]:

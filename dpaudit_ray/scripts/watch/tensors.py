@@ -6,6 +6,7 @@ A release is one flat float64 vector per tensor.
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,30 @@ def has_numbers(value: Any, least: int = 1) -> bool:
 def is_numeric(value: Any) -> bool:
     """Returns whether a value is an array of numpy with numbers."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
+
+
+def owns_memory(array: Any) -> bool:
+    """Returns whether changes of an array stay in this process: its memory is no shared file's."""
+    if isinstance(array, torch.Tensor):
+        address = array.data_ptr()
+        if array.is_cuda:
+            return True
+    else:
+        address = array.ctypes.data
+        if not array.flags.writeable:
+            return False
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:  # not on Linux: then only memory counts that certainly is an array's own
+        if isinstance(array, torch.Tensor):
+            return bool(array.untyped_storage().resizable())
+        return array.base is None
+    for line in maps.splitlines():
+        span, rights = line.split()[:2]
+        first, end = (int(number, 16) for number in span.split("-"))
+        if first <= address < end:
+            return rights == "rw-p"
+    return False
 
 
 def digest(tensor: torch.Tensor) -> bytes:
