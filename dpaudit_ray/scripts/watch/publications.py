@@ -5,15 +5,17 @@ import contextlib
 import gc
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..protocol import Leftover
+from .hooks import is_of_user
 from .run_state import WatchedRun
 from .shared_records import PrivateRecords, tables_of
-from .tensors import digest, has_numbers, is_array, sample_digest, tree_leaves
+from .tensors import digest, has_numbers, is_array, is_numeric, sample_digest, tree_leaves
 
 _FEWEST_CYCLES = 2  # a choice of the middle step has as many
 
@@ -37,11 +39,15 @@ def digests_of_all_networks() -> set[bytes]:
 def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yields name, class of its network, and value of each part that is saved with `value`.
 
-    Of networks these are the entries of `state_dict`. Containers are walked through, but for those
-    of numbers and texts alone; arrays of numpy and JAX come as tensors.
+    Of networks these are the entries of `state_dict`, of estimators of scikit-learn and of data
+    classes what pickle saves. Containers are walked through, but for those of numbers and texts
+    alone; arrays of numpy, JAX and pandas come as tensors, those of texts as lists.
     """
-    if type(value).__module__.partition(".")[0] in ("numpy", "jax", "jaxlib"):
+    package = type(value).__module__.partition(".")[0]
+    if package in ("numpy", "jax", "jaxlib", "pandas"):
         value = _as_tensor(value)
+    elif package == "sklearn" or (is_of_user(value) and is_dataclass(value)):
+        value = value.__getstate__()
     prefix = f"{name}." if name else ""
     if isinstance(value, torch.nn.Module):
         network = getattr(value, "_module", value)  # Opacus wraps the user's
@@ -56,12 +62,12 @@ def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
             yield from named_values(part, f"{prefix}{key}")
 
 
-def _as_tensor(value: Any) -> torch.Tensor | None:
-    """Returns numbers as a tensor; None if they are none."""
+def _as_tensor(value: Any) -> Any:
+    """Returns numbers as a tensor, and other values as a list."""
     array = np.array(value)
     if array.dtype.kind == "u":
         array = array.astype(np.int64)
-    return torch.from_numpy(array) if array.dtype.kind in "fib" else None
+    return torch.from_numpy(array) if array.dtype.kind in "fib" else array.tolist()
 
 
 def _is_plain(value: Any) -> bool:
@@ -127,6 +133,7 @@ def remarks(
             check = tensors.check_values if has_floats else tensors.check_records
             check(file + key, part)
             run.publications.more |= not (has_floats or network)
+    tensors.check_attributes(value)
     if tensors.has_each_cycle:
         tensors.remarks = [remark for remark in tensors.remarks if remark[0] != "earlier"]
     if tensors.shapes and tensors.unmatched == tensors.shapes:
@@ -219,6 +226,18 @@ class _KnownTensors:
         else:
             return False
         return True
+
+    def check_attributes(self, value: Any) -> None:
+        """Adds attributes of networks that are records: pickled networks have them."""
+        networks = [part for part in tree_leaves(value) if isinstance(part, torch.nn.Module)]
+        for layer in torch.nn.ModuleList(networks).modules():
+            for name, part in vars(layer).items():
+                if self._run.publications.is_public(name) or not (
+                    is_array(part) or is_numeric(part)
+                ):
+                    continue
+                if self._records.has_rows_of(torch.as_tensor(part)):
+                    self.remarks.append(("records", self._file + name))
 
     def check_values(self, name: str, tensor: torch.Tensor) -> None:
         """Adds a tensor that is neither a private parameter nor known from before."""

@@ -32,7 +32,7 @@ from . import (
 )
 from .accountants import history_of, stated_epsilons
 from .generators import seed_generators
-from .hooks import around, before, calling_line
+from .hooks import around, calling_line, import_if_there
 from .loaders import Indices, ReleaseKey, draw_counts
 from .run_state import EnoughSeen, WatchedRun
 
@@ -40,7 +40,10 @@ _SAVING = (
     ("torch", "save"),
     ("numpy", "save"),
     ("numpy", "savez"),
+    ("numpy", "savez_compressed"),
     ("pickle", "dump"),
+    ("joblib", "dump"),
+    ("safetensors.torch", "save_file"),
 )
 _PACKAGES = ("torch", "opacus", "numpy", "jax", "tensorflow", "lightning", "transformers")
 _FEW_COPIES = 0.02  # of the records; in public tables some thousandths are copies
@@ -160,14 +163,23 @@ def _install(state: WatchedRun) -> None:
         reseeds = state.request.reseeds
         return original(state.request.derived("constant", int(seed)) if reseeds else seed)
 
-    def save(*args: Any, **kwargs: Any) -> None:
-        """Notes what the script itself saves."""
-        if state.phase == "main" and not state.replaying:
-            _note_saved(state, args, kwargs)
+    is_saving = False
+
+    def save(original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes what the script itself saves; to save parts, such functions call each other."""
+        nonlocal is_saving
+        if is_saving or state.phase != "main" or state.replaying:
+            return original(*args, **kwargs)
+        _note_saved(state, args, kwargs)
+        is_saving = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            is_saving = False
 
     for owner, name in _SAVING:
-        if owner in sys.modules:
-            before(sys.modules[owner], name)(save)
+        if module := import_if_there(owner):
+            around(module, name)(save)
     for module in (torch, torch.random):
         around(module, "manual_seed")(manual_seed)
 
