@@ -155,19 +155,19 @@ class PublicView:
         """
         _check_floating(x)
 
-        def gradient_by_x(row: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            """Returns the gradient for one model, of the shape of its example x [...]."""
+        def gradient_by_example(row: Tensor, example: Tensor, label: Tensor) -> Tensor:
+            """Returns the gradient for one model, of the shape of its example [...]."""
             values = parameters_of(self._training.module, row)
 
-            def query_loss(x: Tensor) -> Tensor:
-                """Returns the query's loss after a plain step of this model on (x, y)."""
-                gradients = grad(self._loss)(values, x, y)
+            def query_loss(changed: Tensor) -> Tensor:
+                """Returns the query's loss after a plain step of this model on (changed, label)."""
+                gradients = grad(self._loss)(values, changed, label)
                 stepped = {name: value - rate * gradients[name] for name, value in values.items()}
                 return self._loss(stepped, query.x[0], query.y[0])
 
-            return cast(Tensor, grad(query_loss)(x))
+            return cast(Tensor, grad(query_loss)(example))
 
-        return self._of_each_model(gradient_by_x, theta, x, y)
+        return self._of_each_model(gradient_by_example, theta, x, y)
 
     def _of_each_model(
         self,
