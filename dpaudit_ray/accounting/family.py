@@ -3,8 +3,8 @@
 An audit that knows which mechanism is claimed, not how much noise it really adds, may read its
 certified hit rate through that mechanism. A training run with noise σ is distinguished from its
 neighbour at a rate of (1 + δ(0)) / 2 at best, which falls in σ. A certified rate above that
-refutes σ and all noise beyond it; what is left has an ε of at least that of the first refuted σ.
-δ(0) is taken from above and ε from below: the accountants' errors count against what is shown.
+refutes σ and all larger ones, so the true noise has an ε of at least that of the least refuted σ.
+δ(0) is taken from above and ε from below, so that errors of accountants can only lower the bound.
 """
 
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(12, 64))
 
 
 class Rdp(Accountant):
-    """Rényi divergences: loose, bounds from above only, but never in trouble."""
+    """Rényi divergences: loose bounds, from above only, but without a grid that could fail."""
 
     name = "rdp"
 

@@ -297,12 +297,14 @@ class _Test(ABC):
         """Returns the least noise multiplier that is refuted, on a grid of 2 %; None if none is.
 
         The claimed noise is tested first. If it is refuted, less noise is searched by halves, else
-        more. Claims are nested: if one holds, so do all of less noise. If `gaussian`, a trial that
-        refutes one also refutes all of more noise, so the search errs only if the largest true
-        claim is refuted. Otherwise the tests of true claims share `alpha` (Bonferroni); a search
-        meets them on one path, that on which all false claims are refuted. If the claimed noise is
-        too much, they are tests of less noise. If it is not, half of `alpha` is for its own test
-        and half for those of more noise.
+        more.
+
+        Claims are nested: if that of some noise is true, so are those of less noise. If `gaussian`,
+        trials that refute one claim also refute those of more noise. So the search errs only if it
+        refutes the largest true claim, and each test may have the level `alpha`. Otherwise the
+        tests of true claims share `alpha` (Bonferroni). The search meets these on one path: that on
+        which all false claims are refuted. If the claimed noise is too much, they are tests of less
+        noise. If it is not, half of `alpha` is for its own test and half for those of more noise.
 
         Args:
             family: claimed curve by noise multiplier.
