@@ -21,10 +21,17 @@ class Attention(nn.Module):
         slots: Mapping[str, Slot],
         passes: Passes,
     ) -> None:
-        """Takes the settings of `source`, and slots of all of its parameters by their names."""
+        """Makes a layer with a rule for each projection.
+
+        Args:
+            source: the user's layer, whose settings are taken.
+            slots: where each of its parameters lies in a model's flat parameters, by name.
+            passes: where the layers are applied.
+        """
         super().__init__()
         self.heads = source.num_heads
         self.batch_first = source.batch_first
+        # Torch has the weights of three projections in one parameter; each gets its own slot.
         weights = _parts(slots["in_proj_weight"])
         biases = _parts(slots["in_proj_bias"]) if "in_proj_bias" in slots else ()
         projections = []
@@ -61,14 +68,15 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns outputs [N, L, d], or [L, N, d], and weights if they are needed.
 
-        Of the options, `is_causal` is a hint about `attn_mask`.
+        Arguments are those of `nn.MultiheadAttention`. The option `is_causal` needs no attention:
+        it is a hint about `attn_mask`.
         """
         if not self.batch_first:
             query, key, value = (part.transpose(0, 1) for part in (query, key, value))
         queries = self._by_head(self.query(query))
         scores = queries @ self._by_head(self.key(key)).mT / math.sqrt(queries.shape[3])
         if attn_mask is not None:
-            if attn_mask.dim() > 2:
+            if attn_mask.dim() > 2:  # one mask for each head of each example
                 attn_mask = attn_mask.view(-1, self.heads, *attn_mask.shape[1:])
             scores = _masked(scores, attn_mask)
         if key_padding_mask is not None:
@@ -88,7 +96,7 @@ class Attention(nn.Module):
 
 
 def _parts(slot: Slot) -> list[Slot]:
-    """Returns the slots of the projections, in one parameter [3 * d, ...]."""
+    """Returns a slot for each projection: a third of the rows of one parameter [3 * d, ...]."""
     rows, *columns = slot.shape
     shape = (rows // _PROJECTIONS, *columns)
     size = math.prod(shape)
@@ -96,7 +104,7 @@ def _parts(slot: Slot) -> list[Slot]:
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """Returns scores without the entries that a mask has, or plus a mask of numbers."""
+    """Returns masked scores: -∞ where a boolean mask is true, or the sum if it has numbers."""
     if mask.is_floating_point():
         return scores + mask
     return scores.masked_fill(mask, -math.inf)

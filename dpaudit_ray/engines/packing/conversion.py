@@ -65,14 +65,15 @@ def warn_of_slow_way(obstacle: str) -> None:
 def find_obstacle(module: nn.Module) -> str | None:
     """Returns why a layer keeps the module from being packed; None if none does.
 
-    A parameter that two layers share is such a reason: its per-sample gradient is a sum over uses,
-    so that its norm is not that of either. So is the first layer without a rule if most parameters
-    are in such layers: rules for the others would gain little.
+    If two layers share a parameter, the module cannot be packed: the parameter's gradient is a sum
+    over both layers, and its norm does not follow from the norms of the layers. Layers without a
+    rule are an obstacle if they have most of the module's numbers: rules for the other layers
+    would gain little.
     """
-    paths: dict[int, str] = {}  # by parameter
+    paths: dict[int, str] = {}  # name of each parameter, by its id
     without_rule: list[str] = []
-    bare_numbers = 0
-    numbers = 0
+    bare_numbers = 0  # trainable numbers in layers without a rule
+    numbers = 0  # trainable numbers in all layers
     for path, layer in module.named_modules(remove_duplicate=False):
         problem = alteration(layer)
         if problem is not None:
@@ -98,14 +99,14 @@ def converted(
 ) -> nn.Module:  # fmt: skip
     """Returns `module`, changed in place, with a `Layer` of the `passes` where parameters are.
 
-    Operations without parameters remain torch's, before the rule: padding that a convolution's
-    rule does not support, and the division by norms.
+    Operations that need no parameters remain torch's, and come before the rule: padding that a
+    convolution's rule does not support, and a normalization's division.
 
     Args:
-        module: a copy of the user's, without obstacles.
-        slots: of all parameters of the user's module.
-        passes: what the layers are applied in.
-        path: of `module` in the user's, with a dot behind.
+        module: a copy of the user's module, or a layer of that copy, without obstacles.
+        slots: where each parameter lies in a model's flat parameters, by its full name.
+        passes: the passes in which the layers are applied.
+        path: of `module` within the user's module, with a dot at the end.
     """
     if Attention.takes(module):
         assert isinstance(module, nn.MultiheadAttention)
@@ -115,12 +116,12 @@ def converted(
         module.training = True  # in `eval()`, torch takes a fused way past its layers
     parameters = module.named_parameters(recurse=False)
     layer_slots = {name: slots[f"{path}{name}"] for name, p in parameters if p.requires_grad}
-    if layer_slots and _rule_of(module) is None:
+    if layer_slots and _rule_of(module) is None:  # `vmap` sets these for each example
         for name, slot in layer_slots.items():
             delattr(module, name)
             passes.bare.append(Bare(module, name, slot))
         layer_slots = {}
-    if layer_slots and isinstance(module, nn.Conv1d):
+    if layer_slots and isinstance(module, nn.Conv1d):  # computed on images of height 1
         flat, layer_slots = convolution.as_2d(module, layer_slots)
         layer = _with_rule(flat, layer_slots, passes)
         return nn.Sequential(nn.Unflatten(1, (-1, 1)), layer, nn.Flatten(1, 2))
@@ -142,7 +143,7 @@ def _rule_of(layer: nn.Module) -> type[Rule] | None:
     """Returns the rule that computes what a layer does, if all of its parameters are trained."""
     if not all(p.requires_grad for p in layer.parameters(recurse=False)):
         return None
-    for kind, rule in RULES.items():
+    for kind, rule in RULES.items():  # a subclass with its own `forward` has no rule
         if isinstance(layer, kind) and type(layer).forward is kind.forward:
             return rule
     return None
@@ -153,12 +154,12 @@ def _with_rule(
     slots: dict[str, Slot],
     passes: Passes,
 ) -> nn.Module:
-    """Returns a layer of the rule of a module's class, with what torch computes before it.
+    """Returns a layer that applies the rule of a module's class, after what torch computes first.
 
     Args:
-        module: the user's layer.
-        slots: of its parameters, by their names in it.
-        passes: what the layer is applied in.
+        module: the user's layer, which has a rule.
+        slots: where its parameters lie in a model's flat parameters, by their names in the layer.
+        passes: the passes in which the layer is applied.
     """
     rule = _rule_of(module)
     assert rule is not None
@@ -167,7 +168,7 @@ def _with_rule(
         padding = convolution.padding(module)
         return layer if padding is None else nn.Sequential(padding, layer)
     if isinstance(module, (nn.GroupNorm, nn.LayerNorm)):
-        for name in slots:
+        for name in slots:  # without parameters, torch only divides by norms
             module.register_parameter(name, None)
         return nn.Sequential(module, layer)
     return layer
@@ -176,12 +177,15 @@ def _with_rule(
 def find_loops(
     module: nn.Module, packed: nn.Module, slots: dict[str, Slot]
 ) -> tuple[Loops | None, int]:
-    """Returns loops for a whole network, and the number of convolutions that loops pool.
+    """Finds compiled loops for a whole network, and for convolutions with pooling behind them.
 
     Args:
-        module: the user's.
-        packed: the same, converted.
-        slots: of all parameters.
+        module: the user's module.
+        packed: its converted copy.
+        slots: where each parameter lies in a model's flat parameters, by name.
+
+    Returns:
+        Loops for the whole network, or None; and the number of convolutions that have loops.
     """
     from ..cpu.conv_pool import ConvChain, ConvPool
     from ..cpu.mlp_loops import MlpLoops
@@ -210,6 +214,7 @@ def _reason_to_refuse(layer: nn.Module) -> str | None:
         return (
             ", whose layers cannot be watched; give the module that it was scripted or traced from"
         )
+    # In `eval()`, a layer with running statistics takes these, and not those of the batch.
     tracks = getattr(layer, "track_running_stats", False)
     if (isinstance(layer, _BatchNorm) or tracks) and (layer.training or not tracks):
         reason = (

@@ -13,7 +13,7 @@ def first_not_finite(
     x: Tensor,
     y: Tensor,
 ) -> tuple[int, str] | None:
-    """Finds the first example whose gradient, or the norm of it, is not finite.
+    """Finds the first example whose gradient, or whose gradient's norm, is not finite.
 
     Args:
         alone: computes the gradient of one example.

@@ -46,7 +46,12 @@ class Groups:
 
     @classmethod
     def for_cpu(cls, module: nn.Module, in_loops: int) -> Groups:
-        """Returns groups that are fast on a CPU; loops pool `in_loops` of the convolutions."""
+        """Returns groups that are fast on a CPU.
+
+        Args:
+            module: the user's module.
+            in_loops: number of its convolutions that compiled loops compute, with their pooling.
+        """
         convolutions = sum(isinstance(layer, nn.Conv2d) for layer in module.modules())
         if convolutions > in_loops:
             return cls(*_OF_THIS_PACKAGE) if _is_of_this_package(module) else cls(*_CONVOLUTIONS)
@@ -54,12 +59,16 @@ class Groups:
 
     @classmethod
     def for_gpu(cls, bytes_per_model: int) -> Groups:
-        """Returns groups of as many models as fit into the budget, up to `GPU_MOST`."""
+        """Returns the largest groups that fit into the budget, up to `GPU_MOST`.
+
+        Gradients take as much memory again as what a pass keeps, so its bytes count twice.
+        """
         return GPU_MOST.at_most(budget() // max(1, 2 * bytes_per_model))
 
     def that_fit(self, bytes_per_model: int) -> Groups:
         """Returns groups that fit into a CPU's memory, by the bytes that one model's pass keeps."""
         bytes_needed = max(1, 2 * bytes_per_model)  # gradients take as much again
+        # From sizes alone, so that sums are the same in every attempt; less if memory is short.
         preferred = self.at_most(max(_KEPT_BYTES, bytes_per_model) // bytes_needed)
         groups = preferred.at_most(int(_FREE_SHARE * free_bytes()) // bytes_needed)
         if groups.outer < preferred.outer:

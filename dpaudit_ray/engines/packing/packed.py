@@ -63,7 +63,7 @@ class PackedModel:
         refuse_layers(module)
         self.initial = flat_parameters(module)
         self.size = len(self.initial)
-        self._threads = 1  # that share the memory
+        self._threads = 1  # number of threads that share the memory
         self._workers = [self]  # a copy for each thread, by its number
         self.single = False  # whether every example goes through the module alone
         self._alone: Samplewise | None = None  # None if the module is packed
@@ -126,7 +126,7 @@ class PackedModel:
         if way.obstacle is not None:
             warn_of_slow_way(way.obstacle)
         if self._alone is None and not on_cpu:
-            self.together(x, y)  # on a first batch that is the same in every attempt
+            self.together(x, y)  # sizes groups by a batch that is the same in every attempt
 
     def _copy(self, groups: Groups | None, loops: bool, mapped: bool) -> "PackedModel":
         """Packs the module once more, unchecked.
@@ -159,13 +159,14 @@ class PackedModel:
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Returns the output of models theta [n, p] on examples x [m, ...]: float [n, m, c]."""
+        # Without labels, any class serves to choose a way of packing.
         self.settle(x, x.new_zeros(len(x), dtype=torch.long))
         if self._alone is not None:
             return self._alone.outputs(theta, x)
         outputs: list[Tensor] = []
 
         def compute(models: slice, at_once: int) -> None:
-            """Adds the outputs of these models, so many at once."""
+            """Adds the outputs of these models, `at_once` models in each pass."""
             outputs.extend(self._passes.outputs(theta[models], x, at_once))
 
         self._by_groups(theta, compute)
@@ -262,7 +263,7 @@ class PackedModel:
             self._groups = self._fitting_groups(loops, theta, step)
 
         def compute(models: slice, at_once: int) -> None:
-            """Writes the sums of these models, so many at once: by compiled loops if they fit."""
+            """Writes the sums of these models, `at_once` models in each pass."""
             way = loops or self._passes
             way.clipped_sums(out[models], theta[models], step, weights[models], at_once)
 
@@ -273,7 +274,14 @@ class PackedModel:
         theta: Tensor,
         compute: Callable[[slice, int], None],
     ) -> None:
-        """Calls `compute` for groups of models; for half as many once memory does not suffice."""
+        """Calls `compute` for one group of models after another.
+
+        If memory runs out, groups are halved from there on, and the same models are tried again.
+
+        Args:
+            theta: parameters [n, p].
+            compute: takes the models of a group, and how many of them each pass may have.
+        """
         start = 0
         while start < len(theta):
             groups = self._groups or self._fastest_groups()
@@ -289,7 +297,7 @@ class PackedModel:
             start = models.stop
 
     def together(self, x: Tensor, y: Tensor) -> int:
-        """Returns the number of models that the module's code gets at once, on such a batch."""
+        """Returns the number of models that go through the module together on such a batch."""
         if self._groups is None:
             step = Step(x, y, clip_norm=1.0, loss=self.loss)
             self._groups = self._fitting_groups(None, self.initial[None], step)
@@ -329,13 +337,18 @@ def _key(
     y: Tensor,
     options: Hashable,
 ) -> Hashable:
-    """Returns a key that equal modules of the same code share; None if an instance has own code.
+    """Returns a key under which the way of packing a module is remembered.
+
+    Modules with the same classes, parameters and buffers have the same key on the same batch.
 
     Args:
-        module: its classes, buffers and parameters count.
-        x: a batch, whose numbers count.
-        y: likewise.
+        module: the user's module.
+        x: examples of a batch.
+        y: their targets.
         options: further parts of the key.
+
+    Returns:
+        The key; None if a layer has hooks, or a `forward` that its class does not have.
     """
     code = []
     for part in module.modules():

@@ -75,7 +75,7 @@ class Passes:
     def __init__(self) -> None:
         """Begins without a module, which is set once its layers are made."""
         self.bare: list[Bare] = []  # parameters without a rule
-        self._leaves: list[Tensor] = []  # values of these for every example, [n*B, ...]
+        self._leaves: list[Tensor] = []  # values of `bare`, one for every example, [n*B, ...]
         self.records: list[Record] = []  # in the order of the backward pass
         self._applied: set[Rule] = set()  # in this pass: a layer may be applied once
         # Output and saved data of layers on the batch itself, which all groups share.
@@ -143,7 +143,7 @@ class Passes:
             at_once: number of models of a group.
         """
         gradients: list[tuple[slice, SampleGradients]] = []
-        shared: list[list[Record]] = []  # by group
+        shared: list[list[Record]] = []  # by group: of layers that are applied to the batch itself
         with self._pass(theta, step.x):
             for models in slices(len(theta), at_once):
                 records = self._forward_and_backward(models, step)
@@ -155,7 +155,7 @@ class Passes:
                     gradients.append((models, self._bare_gradients()))
                 shared.append([record for record in records if record.shared])
         batch = len(step.x)
-        for layer_records in zip(*shared, strict=True):  # of one layer, by group
+        for layer_records in zip(*shared, strict=True):  # one layer's records of all groups
             first = layer_records[0]
             parts = [by_model(record.g, len(record.g) // batch) for record in layer_records]
             samples = first.rule.samples_shared(theta, first.saved, parts, step.cache)
@@ -179,14 +179,17 @@ class Passes:
         return list(self.records)
 
     def _forward(self, x: Tensor) -> Tensor:
-        """Returns outputs [n*B, c] of the models of the group, in turn, on examples x [B, ...]."""
+        """Returns outputs [n*B, c] on examples x [B, ...]: all of the first model, then the next.
+
+        If `mapped`, `vmap` gives the module one example of one model at a time.
+        """
         if not self.mapped:
             outputs: Tensor = self.module(x)
             return outputs
 
         def output(example: Tensor, anchor: Tensor, values: Sequence[Tensor]) -> Tensor:
             """Returns the output of one model on one example, [c]."""
-            self.anchor = anchor
+            self.anchor = anchor  # each `Layer` on the way takes it from here
             for parameter, value in zip(self.bare, values, strict=True):
                 setattr(parameter.layer, parameter.name, value)
             row: Tensor = self.module(example.unsqueeze(0))
@@ -213,7 +216,10 @@ class Passes:
 
     @contextlib.contextmanager
     def _pass(self, theta: Tensor, x: Tensor) -> Iterator[None]:
-        """Begins a pass of these models on a batch; at its end, drops all but the last θ."""
+        """Begins a pass of models theta [n, p] on a batch; at its end, drops the layers' records.
+
+        The models are entered group by group.
+        """
         self._all, self.input = theta, x
         self._shared.clear()
         yield
@@ -249,7 +255,8 @@ class Passes:
         self.enter_layer(rule)
         batch, models = self.input, len(self.theta)
         rows = x.shape[0] if x.dim() else 0
-        # The batch itself, or a reshaping of each example without a copy.
+        # Same memory: the batch itself, or a view that reshapes each example. If the view has
+        # another stride, its rows are not the examples.
         same_size = rows == len(batch) and 0 < x.numel() == batch.numel()
         if same_size and x.data_ptr() == batch.data_ptr():
             if rows == 1 or x.stride(0) == batch.stride(0):
@@ -267,7 +274,13 @@ class Passes:
         x: Tensor,
         shared: bool,
     ) -> tuple[Tensor, Any]:
-        """Returns the group's output [n*B, ...] and what is saved; applied once if `shared`."""
+        """Returns the group's output [n*B, ...], and the data that the rule saves for backward.
+
+        Args:
+            rule: of the layer.
+            x: the layer's input.
+            shared: whether `x` is the batch itself: then the rule is applied once for all groups.
+        """
         if not shared:
             return rule.forward(self.theta, x)
         if rule not in self._shared:
@@ -355,7 +368,7 @@ class _Apply(torch.autograd.Function):
         inputs: tuple[Tensor, Tensor, Layer, bool],
         output: Tensor,
     ) -> None:
-        """Takes what the rule saved from the layer to the node of the graph."""
+        """Moves what the rule saved from the layer to autograd's node of this call."""
         _, _, ctx.layer, ctx.shared = inputs
         ctx.saved, ctx.layer.saved = ctx.layer.saved, None
 
@@ -368,8 +381,12 @@ class _Apply(torch.autograd.Function):
         layer: Layer,
         _shared: bool,
     ) -> tuple[Tensor, int]:
-        """Applies the layer to all examples of all models at once."""
-        is_shared = in_dims[0] is None  # the same for every example
+        """Applies the layer to all examples of all models at once.
+
+        Torch calls it within `vmap`. `in_dims` has, for each argument, the dimension over which it
+        is mapped; None for an argument that is the same for every example.
+        """
+        is_shared = in_dims[0] is None
         x = x.expand(len(anchor), *x.shape) if is_shared else x.movedim(in_dims[0], 0)
         layer.passes.enter_layer(layer.rule)
         if x.shape[1:2] != (1,):  # not a batch of one example

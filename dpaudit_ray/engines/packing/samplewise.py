@@ -36,7 +36,10 @@ class Samplewise:
     views: bool = False  # an example is inputs [K, ...] of one class; its loss is their mean
 
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Returns the output of every model on every example, float [n, m, c]."""
+        """Returns the output of every model on every example, float [n, m, c].
+
+        If `single`, the module gets one example at a time.
+        """
         outputs = []
         for row in theta:
             with placed(self.module, row), torch.no_grad():
@@ -83,8 +86,8 @@ class Samplewise:
     def _gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Returns `gradients` of every model, float [n, B, p].
 
-        By `vmap` over examples, and over models if there are several, or else one example after
-        another.
+        If `mapped`, `vmap` computes all examples at once, and several models if there are any;
+        else each example has a backward pass of its own.
 
         Args:
             theta: parameters [n, p].
@@ -105,7 +108,7 @@ class Samplewise:
         return gradients
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> "Samplewise":
-        """Returns the same by `vmap` if that agrees on these examples; else self.
+        """Returns a copy that uses `vmap`, if its gradients of these examples are right; else self.
 
         Args:
             row: parameters of one model [p].
@@ -172,13 +175,14 @@ class Samplewise:
         inputs = example if self.views else example.unsqueeze(0)
         everywhere = _under_every_name(self.module, parameters)
         outputs = functional_call(self.module, everywhere, (inputs,), tie_weights=False)
+        # Every view of the example has its label.
         return self.loss(outputs, label.expand(len(inputs))).mean()
 
 
 def norms_of(gradients: Tensor) -> Tensor:
-    """Returns norms over the last dimension: the norm of the norms of its parts.
+    """Returns norms over the last dimension, computed from the norms of its parts.
 
-    So few squares are added in a row, which would lose digits.
+    If all squares were added in a row, their sum would lose digits.
     """
     parts = torch.split(gradients, _ADDED, dim=-1)
     norms = torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts])
@@ -187,9 +191,14 @@ def norms_of(gradients: Tensor) -> Tensor:
 
 
 def _under_every_name(module: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns values of parameters by each name that a layer has for them, for tied weights.
+    """Returns the values of parameters, each under all of its names: tied weights have several.
 
-    A layer that a module has twice is named once: torch would restore its weights wrongly.
+    If the module contains a layer twice, only the layer's first path counts: with both, torch would
+    restore its weights wrongly.
+
+    Args:
+        module: the user's module.
+        parameters: values by the first name of each parameter.
     """
     values = {id(p): parameters[name] for name, p in trained(module).items()}
     everywhere: dict[str, Tensor] = {}
@@ -226,8 +235,9 @@ def placed(
 def _mappable(module: nn.Module) -> Iterator[None]:
     """Lets `vmap` take recurrent layers.
 
-    Torch adds to the first hidden state in place, so that needs the examples' dimension, which
-    zeros made by the layer lack; and no batching rule has oneDNN's LSTM, or a layer of cuDNN.
+    Two things are in its way. Torch adds to the first hidden state in place: zeros that the layer
+    makes lack the dimension over which `vmap` maps, so they are made from the input instead. And
+    `vmap` has no rule for the LSTM of oneDNN, nor for the layers of cuDNN: both are switched off.
     """
     recurrent = [m for m in module.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
     with ExitStack() as stack:

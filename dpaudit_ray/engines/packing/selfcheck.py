@@ -67,7 +67,7 @@ class Candidate:
 
     @property
     def large(self) -> bool:
-        """Whether only the least that shows a difference is computed."""
+        """Whether the module is so large that as little as possible is computed to check it."""
         return len(self.initial) > _LARGE
 
     def few(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -79,8 +79,8 @@ class Candidate:
     def models(self, count: int) -> Tensor:
         """Returns parameters close to the module's own, float [count, p].
 
-        Of large ones, random numbers would take longer than the check: they are
-        (1 + 0.1 s) initial + 0.01 s, with s from 1 to -1.
+        Random numbers for a large module would take longer to sample than the check itself. Its
+        models are (1 + 0.1 s) · initial + 0.01 s, for `count` values s from 1 to -1.
         """
         initial = self.initial
         if self.large or count * len(initial) > _SAMPLED:
@@ -115,12 +115,12 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
                 if dtype == torch.float32:
                     problem = _why_it_fails(candidate.module, batch, error)
                     raise SpecError("mechanism.model", problem) from error
-                continue
+                continue  # the module may run in float32 only
             if single:
                 obstacle = obstacle_at("", candidate.module, _READS)
                 return Way(alone=0, single=True, obstacle=obstacle)
             way = _fastest_right(candidate, expected)
-        if not has_loops or way != Way():
+        if not has_loops or way != Way():  # loops belong to the fastest way alone
             return way
         # In the dtype that loops will have: they are compiled for it, in seconds, and for no other.
         dtype = candidate.initial.dtype
@@ -132,12 +132,12 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
 
 
 def _why_it_fails(module: nn.Module, batch: Tensor, error: Exception) -> str:
-    """Returns why a module raised an error: only one example alone fails, or a whole batch, too.
+    """Returns why a module raised an error: on one example alone, or on a whole batch as well.
 
     Args:
-        module: the user's.
+        module: the user's module.
         batch: examples of the training [B, ...].
-        error: that was raised.
+        error: the error that was raised.
     """
     with contextlib.suppress(Exception), torch.no_grad():  # a user's code may raise anything
         module(batch.clone())
@@ -210,13 +210,13 @@ def _expected(
     Args:
         candidate: the module, and a first batch.
         dtype: of the computation.
-        single: as of a `Way`.
+        single: whether every example goes through the module alone, for outputs too.
     """
     x, y = candidate.few(dtype)
     theta = candidate.models(2 if candidate.large else 3)
     alone = Samplewise(candidate.module, candidate.loss, single=single)
     weights = theta.new_ones(len(theta), len(y))
-    weights[0, -1] = 0
+    weights[0, -1] = 0  # one model leaves one example out, so that weights are checked too
     clip_norm = 0.0
     sums = torch.empty_like(theta)
     for i, row in enumerate(theta):
@@ -257,6 +257,7 @@ def _difference(
     least = _CANCELLED * clip_norm
     errors = [relative_error(a, b, least) for a, b in zip(sums, expected.sums, strict=True)]
     errors += map(relative_error, outputs, expected.outputs)
+    # The module may not have changed its input either.
     if max(errors) <= _BOUNDS[theta.dtype] and torch.equal(x, expected.x):
         return None
     if theta.dtype == torch.float32:  # rounding may have moved a ReLU: float64 decides
@@ -315,9 +316,11 @@ def _error_among_many(
     count: int,
     clip_norm: float,
 ) -> float:
-    """Returns the largest relative error of sums that are computed together, not separately.
+    """Returns the largest relative error of sums computed together, compared with separate ones.
 
-    Groups get copies of one example: if a layer has capacity for some rows only, these exceed it.
+    Two comparisons are made: a batch with its two parts, its first part with the parts of that, and
+    so on; and a group of models with its first and last model alone. The group gets copies of one
+    example: if a layer has capacity for some rows only, the copies exceed it.
 
     Args:
         candidate: the module, and a first batch.

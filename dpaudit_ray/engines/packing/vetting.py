@@ -116,14 +116,14 @@ def vet(
 
 
 def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -> float:
-    """Returns the largest difference over the largest finite entry of `expected`, or `least_scale`.
+    """Returns the largest difference, divided by the largest finite entry of `expected`.
 
-    It is infinite if shapes differ, or if entries that are not finite differ.
+    The result is infinite if shapes differ, or if entries that are not finite differ.
 
     Args:
         values: of any shape.
         expected: of the same shape.
-        least_scale: differences are relative to this if all entries are smaller.
+        least_scale: divides the difference instead, if all entries are smaller.
     """
     if values.shape != expected.shape:
         return math.inf
@@ -145,10 +145,13 @@ def halves(
     batch: Tensor,
     few: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields indices of a batch [B, ...] in two parts, of the first part in two, down to so `few`.
+    """Cuts a batch [B, ...] in two, then its first part, until the first part has `few` examples.
 
     Parts are sampled, so that adjacent examples do not stay together. If a module begins to mix
-    examples at some batch size, a pair of parts lies on both sides of it.
+    examples at some batch size, one of the cuts leads from above that size to below it.
+
+    Yields:
+        Row numbers of the first and of the second part, in the batch or part that is cut.
     """
     generator, examples = torch.Generator().manual_seed(1), len(batch)
     while examples > few:
@@ -177,7 +180,10 @@ def _other_examples(x: Tensor, thorough: bool) -> list[Tensor]:
 
 
 def _tried(module: nn.Module, x: Tensor) -> Tensor | None:
-    """Returns outputs on values that no example has; None if the module does not take them."""
+    """Returns outputs on values that no example has; None if the module does not take them.
+
+    Code of others is called in a child process: such values may end the process that uses them.
+    """
     homes = {type(layer).__module__ for layer in module.modules()}
     is_known = all(home.startswith(_KNOWN_CODE) for home in homes)
     if is_known or "fork" not in multiprocessing.get_all_start_methods():
@@ -215,7 +221,7 @@ def _send_outputs(sender: Connection, module: nn.Module, x: Tensor) -> None:
     faulthandler.disable()  # nobody needs to read that it ends by a signal
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)  # standard error
-    with suppress(Exception):  # then it sends nothing, which says so
+    with suppress(Exception):  # the other process understands that nothing was sent
         sender.send(_outputs_of(module, x).numpy())
 
 
@@ -282,7 +288,7 @@ def _generator_states() -> tuple[object, ...]:
 def _state(module: nn.Module) -> dict[str, object]:
     """Returns parameters, buffers, and numbers and strings that are attributes, by their path.
 
-    Attributes of a class are among them, which all of its layers share.
+    Attributes of a user's class count too: a layer may count its calls for all others there.
     """
     state: dict[str, object] = {}
     for path, layer in module.named_modules():
