@@ -72,7 +72,10 @@ def _range(
     delta: float,
     name: str,
 ) -> tuple[Floats, Floats]:
-    """Returns the smallest and largest possible claims, float64 [steps] each.
+    """Returns the smallest and the largest claim that may be recorded for each step, float64.
+
+    Most accountants would take minutes for all steps. So they compute the last step only, and none
+    before may claim more. Of a Gaussian training, no step may claim less than its exact ε.
 
     Args:
         claimed: claim at each recorded step.
@@ -82,7 +85,7 @@ def _range(
     last = claimed[-1]
     steps = len(claimed)
     trainings = [claim for claim in claimed if isinstance(claim, Training)]
-    # A user's accountant may claim less than is true.
+    # Nothing is known from below: a user's accountant may even claim less than is true.
     if not trainings or not last.gaussian or ":" in name:
         top = _last(last, delta, name)
         low = np.zeros(steps)
@@ -110,6 +113,7 @@ def _mu(training: Training) -> float:
 
 @lru_cache(maxsize=1024)
 def _last(claimed: Claim, delta: float, name: str) -> float:
+    """Returns ε of one claim by an accountant, remembered."""
     return epsilons_by((claimed,), delta, name)[0]
 
 
@@ -157,7 +161,7 @@ def _stated(
     Args:
         claimed: claim at each recorded step.
         delta: δ.
-        accountant: its name, which may only be that of stated claims.
+        accountant: as the audit names it; only the name of stated claims is allowed.
     """
     if accountant != accounting.STATED:
         raise SpecError(
@@ -195,7 +199,7 @@ def test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
     claimed = cell.claimed()
     curves = family(cell)
     curve = curves(claimed.noise)
-    first, *later = audit.foreseen
+    first, *later = audit.foreseen  # numbers of trials after which the test may look
     if audit.independent:
         alternatives = None if claimed.worst_is_gaussian else curves
         log_odds = cell.adversary.log_odds

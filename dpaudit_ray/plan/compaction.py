@@ -26,7 +26,7 @@ class Compactor:
 
     def __init__(self, run: RunDirectory, audits: int) -> None:
         self._run = run
-        self._examined = [0] * audits  # packs of each audit
+        self._examined = [0] * audits  # by audit: number of packs that were gathered or need not be
         self._refused = False
 
     def gather_finished(self, audits: Sequence[FinishedTrials]) -> None:
@@ -39,7 +39,7 @@ class Compactor:
                 start = self._examined[index]
                 stop = trials.consumed
                 size = group_size(audit)
-                if stop < len(audit.packs):
+                if stop < len(audit.packs):  # the last group may still grow
                     stop -= stop % max(size, 1)
                 if size and start < stop:
                     files = self._run.score_files(audit.id)

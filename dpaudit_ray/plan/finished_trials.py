@@ -37,7 +37,7 @@ _UNLISTED = 8  # requests for packs that are not stored, each of about 10 ms
 
 @dataclass(frozen=True)
 class PackRange:
-    """Packs number `start` to `stop` - 1, which one file holds; None for packs that failed."""
+    """Packs number `start` to `stop` - 1, which one file holds; it is None if they failed."""
 
     file: Bounds | None
     start: int
@@ -140,7 +140,10 @@ class FinishedTrials:
                 yield part
 
     def _ready(self) -> Iterable[PackRange]:
-        """Returns where the packs are that can be consumed now."""
+        """Returns ranges of packs that can be consumed now.
+
+        If only a few packs are ready, each is a range of its own, and no files are listed.
+        """
         ranges = self._listed
         self._listed = None
         if ranges is None:
@@ -155,7 +158,7 @@ class FinishedTrials:
                     break
             if len(few) < FEWEST:
                 return few
-            # So many packs have waited for a late one, and some may have been gathered.
+            # Many packs were waiting for a late one. Some may have been gathered into larger files.
             ranges = stored_ranges(self._run, self.audit)
         return prefix_ranges(self.audit, ranges, self.failed, self.consumed, self.end)
 

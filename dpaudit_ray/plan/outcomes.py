@@ -52,7 +52,7 @@ class Failure:
         Args:
             pack: the pack.
             detail: the message of the operating system or of Ray.
-            trials: a pack has a multiple of so many trials.
+            trials: the number of trials in a pack is always a multiple of this.
         """
         smaller = max(pack.size // 4 // trials, 1) * trials
         remedy = "run fewer trainers on a node, or give them a larger resources.memory"

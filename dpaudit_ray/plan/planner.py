@@ -58,6 +58,7 @@ def _plan_audit(
     trials = cell.audit.trials if cell.sampled else 0
     packs = old.packs if old else ()
     declared = old.declared if old else ()
+    # If no result is known yet, the new number replaces the last one that was declared.
     if trials not in declared[-1:]:
         declared = (*(declared if extends else declared[:-1]), trials)
     start = packs[-1][1] + 1 if packs else 0
@@ -113,7 +114,7 @@ def pack_size(cell: Cell, sweep: Sweep) -> int:
         SpecError: the declared number is not a multiple of these.
     """
     size = sweep.resources.pack_size
-    unit = cell.together
+    unit = cell.together  # trials of one training run, or of one pair of runs
     if size == "auto":
         # Further canaries that are private records cost no further training step.
         step_trials = 1 if cell.adversary.private_records else unit
@@ -122,6 +123,6 @@ def pack_size(cell: Cell, sweep: Sweep) -> int:
         raise SpecError(
             "resources.pack_size",
             f"is {size}, but {cell.unit}, and a pack holds whole ones; "
-            f"use {-(-size // unit) * unit}",
+            f"use {-(-size // unit) * unit}",  # rounded up
         )
     return size

@@ -46,7 +46,7 @@ def all_parts(
     plan: Plan,
     audits: Iterable[int] | None = None,
 ) -> list[Part]:
-    """Returns all parts that these audits, or all, wait for; those that several share, once."""
+    """Returns the parts that the given audits (all if None) wait for; a shared part comes once."""
     parts = []
     for preparation, waiting in _waiting(plan, audits).items():
         for number in range(preparation.parts):
@@ -59,7 +59,12 @@ def _waiting(
     plan: Plan,
     audits: Iterable[int] | None = None,
 ) -> dict[PlannedPreparation, list[int]]:
-    """Returns each preparation that these audits, or all, wait for, with those of them."""
+    """Returns the numbers of the audits that wait for each preparation.
+
+    Args:
+        plan: the plan.
+        audits: numbers of the audits that count; None for all.
+    """
     waiting: dict[PlannedPreparation, list[int]] = {}
     for index in range(len(plan.audits)) if audits is None else audits:
         if (preparation := plan.audits[index].preparation) is not None:
@@ -72,7 +77,7 @@ def missing_parts(
     plan: Plan,
     packs: Iterable[Pack],
 ) -> list[Part]:
-    """Returns the parts that are not stored, and that these packs or audits without any await.
+    """Returns parts that are not stored, but needed: by a pack, or by an audit without packs.
 
     Args:
         run: the run directory.

@@ -36,7 +36,7 @@ class Code:
 
 
 def machine(modules: Iterable[str], gpu: bool = False) -> Code:
-    """Returns the code and device of this process, with those of these user modules that it has."""
+    """Returns the code and device of this process; of the user's `modules`, those that it has."""
     files = {name: module_file(name) for name in modules}
     digests = {name: _digest(file) for name, file in files.items() if file is not None}
     return Code(digests, installed_versions(), device(gpu))

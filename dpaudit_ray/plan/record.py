@@ -182,7 +182,7 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
     for cell, audit in zip(sweep.cells, plan.audits, strict=True):
         same = cell.horizons == audit.horizons
         same &= not audit.trials or cell.audit.up_to == audit.up_to
-        if not cell.unimported:
+        if not cell.unimported:  # without the user's classes, these do not follow from the sweep
             same &= cell.fingerprint == audit.fingerprint
             same &= not cell.sampled or cell.canaries == audit.canaries
         if not same:
@@ -271,7 +271,7 @@ def check_estimates(
         more_names: names of estimators, besides those of this package.
 
     Raises:
-        RunDirectoryError: a row has not.
+        RunDirectoryError: a row has something that is not planned.
     """
     planned = set()
     for audit in plan.audits:

@@ -54,7 +54,8 @@ def parts_between_looks(
     """
     first = packs.first
     while first <= packs.last:
-        number = audit.pack_number(max(due() - 1, first))  # the first trial is 0
+        last_due = due() - 1  # `due` counts trials, which are numbered from 0
+        number = audit.pack_number(max(last_due, first))
         _, end = audit.packs[number]
         yield packs.part(first, min(end, packs.last))
         first = end + 1
