@@ -38,7 +38,7 @@ class Aggregator:
         self._location = location
         self._owner = owner
         self._opening = threading.Lock()  # held while the run directory is read
-        self._aggregation: Aggregation | None = None  # of the first call
+        self._aggregation: Aggregation | None = None  # read by the first call
         self._trouble: Exception | None = None  # in `_keep_up`; the next call raises it
         self._name = location.rpartition("/")[2]  # results lie in storage_path/name
         self._publisher = metrics.Publisher(Gauge, self._name)
@@ -70,7 +70,7 @@ class Aggregator:
             except Exception as error:  # noqa: BLE001 (thread boundary: raised by the next call)
                 self._trouble = error
 
-    # In a separate thread, and only of the process that was called.
+    # A thread of its own answers. Ray may not repeat the call: a restarted process would answer it.
     @ray.method(concurrency_group="pulse", max_task_retries=0, enable_task_events=False)  # type: ignore[untyped-decorator]
     def pulse(self) -> bool:
         """Returns True, as this process runs, even while others of its methods wait."""
@@ -115,7 +115,7 @@ class Trainer(PackTrainer):
 
         Args:
             modules: the user's modules whose versions the driver compares.
-            raw_sweep: the sweep file.
+            raw_sweep: content of the sweep file.
             brief: the plan without packs.
             aggregator: the actor that stores scores.
             datasets: references to data sets by key.

@@ -51,6 +51,7 @@ class Aggregation:
         self._writing = threading.Lock()  # held while files are written; acquired before `_folding`
         self._compactor = Compactor(run, len(plan.audits))
         self._checkpoints = Checkpoints(run, plan)
+        # Trainers call these three by name.
         self.checkpoint = self._checkpoints.checkpoint
         self.keep = self._prepared.keep
         self.prepared = self._prepared.parts
@@ -111,8 +112,9 @@ class Aggregation:
     def give_up(self, failures: Iterable[Failure]) -> None:
         """Records packs that will not be run again, then folds their trials as misses.
 
-        A pack whose scores are stored is left alone. A part of a preparation has no trials: its
-        failure is stored and nothing folded. A failed pack that was run again is stored anew.
+        A pack whose scores are stored is left alone. If a pack was on record and run again, its new
+        failure replaces the old one. A part of a preparation has no trials, so its failure is
+        recorded and nothing is folded.
 
         Raises:
             StorageError: nothing was folded.
@@ -135,9 +137,10 @@ class Aggregation:
                 self._audits[pack.audit].miss(pack.bounds)
 
     def try_again(self, packs: Collection[Pack]) -> None:
-        """Counts packs that are to be run again as open, until they have failed once more.
+        """Counts failed packs as open, since they are run again: no misses until they fail again.
 
-        They stay on the record for a crash; decisions are taken again. Raises StorageError.
+        They stay on record, in case this process ends before. Whether the trials of their audits
+        are enough is decided again. Raises StorageError.
         """
         with self._folding:
             self._retried.update(packs)
@@ -187,6 +190,7 @@ class Aggregation:
             if newly_complete:
                 self._run.set_complete(True)
             self._compactor.gather_finished([audit.trials for audit in self._audits])
+            # Flushes take the share SHARE of a core's time.
             cost = time.thread_time() - started
             self._next_flush = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)
 

@@ -137,6 +137,7 @@ class AuditState:
         """Returns the progress of the audit; `activity` is that of the sweep's packs."""
         if self._live_bound is None:
             bound = self._comparable(self._open_sweep.each_audit)
+            # Its status and its assumptions follow from the curve that is claimed.
             self._live_bound = bound.given(self._cell.trade_off())
         missed = sum(kind.trials for kind in self._missed.values())
         parts_done, parts = self._open_sweep.prepared.progress(self._index)
@@ -157,9 +158,10 @@ class AuditState:
         )
 
     def _comparable(self, confidence: float) -> Estimate:
-        """Returns the live bound; if it exceeds the claim, one that may be compared with that.
+        """Returns the live bound; if it exceeds the claim, a bound that may refute the claim.
 
-        A bound that was converted by a Gaussian curve is not, unless the claim's is Gaussian.
+        If the claimed curve is not Gaussian, a bound that assumes a Gaussian curve refutes nothing:
+        the bound for any curve is returned instead.
         """
         level = self._cell.audit.delta, confidence
         bound = self._bounds[0].bound(*level)
@@ -171,8 +173,8 @@ class AuditState:
         """Folds the packs that follow, until they are enough.
 
         Args:
-            into_estimates: also folds them into the estimates, which `take_snapshot` has its caller
-                do otherwise: that takes long.
+            into_estimates: whether to fold them into the estimates at once. That takes long, so
+                otherwise it is left to the caller of `take_snapshot`.
         """
         if self.decided is not None:
             return
@@ -209,7 +211,7 @@ class AuditState:
             return
         for trial, reason in pack.missed.items():
             kind = reason.partition(": ")[0]
-            first = MissedTrials(self._audit.id, kind, 0, trial, reason)
+            first = MissedTrials(self._audit.id, kind, 0, trial, reason)  # counted below
             entry = self._missed.get(kind, first)
             self._missed[kind] = replace(entry, trials=entry.trials + 1)
 

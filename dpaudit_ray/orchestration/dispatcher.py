@@ -82,11 +82,11 @@ class Dispatcher:
 
     @property
     def trainers(self) -> int:
-        """The number of trainers that have their place."""
+        """The number of trainers that run on a node by now."""
         return len(self._pool.ready)
 
     def backlog(self, packs: float) -> None:
-        """Takes how many packs are still to be submitted, inf if that is not known."""
+        """Sets how many packs are still to be submitted; inf if that is not known."""
         self._pool.backlog = min(packs, self._work.packs) + len(self._to_retry)
 
     def submit(self, pack: Pack) -> None:
@@ -165,7 +165,7 @@ class Dispatcher:
         return worker
 
     def _hand(self, worker: Worker, pack: Pack) -> None:
-        """Gives a pack to a trainer, with how it failed before, if it did."""
+        """Gives a pack to a trainer, with its earlier failure if it has failed before."""
         before = self._attribution.failure(pack)
         worker.pack = pack
         worker.since = time.monotonic()
@@ -283,7 +283,10 @@ class Dispatcher:
         return Lost(self._pool.replace(worker), f"{worker}: {NO_MEMORY}", foreseen=crowded)
 
     def _hanging(self) -> list[Lost]:
-        """Replaces trainers that hang; returns their packs. None does if the aggregator does."""
+        """Replaces trainers that hang; returns their packs as lost.
+
+        While the aggregator is silent, trainers wait for it, so none of them counts as hanging.
+        """
         now = time.monotonic()
         if now - self._last_hang_check < HANG_SECONDS or self._client.silent:
             return []
@@ -293,6 +296,7 @@ class Dispatcher:
             pack = worker.pack
             if not pack:
                 continue
+            # A pack that failed before is run several times.
             runs = runs_of(pack) if self._attribution.failure(pack) else 1
             limit = self._deadlines.seconds(pack) * runs
             if now - max(worker.since, self._client.silent_until) > limit:
@@ -366,7 +370,7 @@ class AggregatorClient:
 
     @property
     def silent(self) -> bool:
-        """Whether it has owed an answer for long, as after a restart: trainers wait then."""
+        """Whether the requested snapshot is overdue, as after a restart: trainers wait then."""
         now = time.monotonic()
         if not self._snapshot or now - self._requested_at < QUIET:
             return False
@@ -400,7 +404,7 @@ class AggregatorClient:
             self._pulse = self._executor.call(self._aggregator, "pulse")
             self._seconds_without_pulse = 0.0
             return
-        # By looks, not by the clock: this process may have been paused itself.
+        # Adds up checks instead of reading the clock: this process may have been paused itself.
         self._seconds_without_pulse += LOOK_SECONDS
         if self._seconds_without_pulse >= (GONE_SECONDS if self._has_pulse else START_SECONDS):
             why = f", as {NO_MEMORY}" if self._capacity.new_memory_kill() else ""

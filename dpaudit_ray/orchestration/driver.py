@@ -93,7 +93,7 @@ class Driver:
                 self._dispatcher.flush()
             raise
         self._dispatcher.flush()
-        self._take_snapshot()  # finds audits that are decided, which the last one names
+        self._take_snapshot()  # notes audits that are decided; the next one has them as over
         final = self._take_snapshot()
         return Summary(final, self._budget.failures, self._budget.losses, self._stop.requested)
 
@@ -146,7 +146,7 @@ class Driver:
             self._spend(outcome.seconds)
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
-                if self._training_since is None:
+                if self._training_since is None:  # the opening of the audit is no training
                     trained_seconds = outcome.seconds - outcome.opening
                     self._training_since = time.monotonic() - trained_seconds
         given_up = self._budget.failures[self._recorded_failures :]
@@ -214,7 +214,7 @@ class PackQueue:
             if not pack:
                 self._all_read = True
                 return None
-            if isinstance(pack, Part):
+            if isinstance(pack, Part):  # it is skipped unless an audit still needs it
                 waiting = [audit for audit in pack.waiting if not self._is_over(audit)]
                 for audit in waiting:
                     self._awaited.setdefault(audit, set()).add(pack)
@@ -275,8 +275,8 @@ class FailureBudget:
             labels: names of the audits.
             tell: takes a line for the user.
             recorded: packs that failed earlier.
-            last_done: the first trial of the last pack that is done, by audit; None for no audit.
-                Later packs that failed did so in a row.
+            last_done: the first trial of the last pack that is done, by audit; None if no audit has
+                one. The recorded failures after that pack count as failures in a row.
         """
         self.resources = resources
         self._labels = labels
@@ -369,7 +369,7 @@ class FailureBudget:
         """Counts a failure in a row of equal ones; closes the audit after SAME_FAILURES of them."""
         audit = failure.pack.audit
         streak = self._streaks.setdefault(audit, [])
-        if failure.kind not in streak:
+        if failure.kind not in streak:  # all entries are of one kind
             streak.clear()
         streak.append(failure.kind)
         if len(streak) >= SAME_FAILURES and audit not in self.closed:

@@ -71,6 +71,7 @@ class Estimates:
 
     def rows(self) -> list[EstimateRow]:
         """Returns one row per step, bound and accountant; keeps them until a pack is folded."""
+        # Exact bounds have no rows until the preparation that they wait for is complete.
         if self.known_rows is None or (self._audit.trials == 0 and not self.known_rows):
             self.known_rows = self._computed_rows()
         return self.known_rows
@@ -85,7 +86,8 @@ class Estimates:
         for index, step in enumerate(self._audit.horizons):
             curve = cell.trade_off(step)
             bounds = [bound.given(curve) for bound in exact.get(step, ())]
-            with_epsilon = [(bound, bound.epsilon_lower) for bound in bounds]  # at the split level
+            # Each with its ε at the split level, at which all bounds of the sweep hold together.
+            with_epsilon = [(bound, bound.epsilon_lower) for bound in bounds]
             for spec, state in zip(self._specs, self._states[index], strict=True):
                 bound = replace(state.bound(*level), method=spec.name)
                 with_epsilon.append(self._with_status(state, bound.given(curve, independent)))
@@ -204,6 +206,7 @@ class Estimates:
         grows = len(audit.foreseen) > 1 and not audit.extended
         if uniform or method.status in _CLAIM_NO_LEVEL or not grows:
             return state
+        # One estimator for each declared number of trials; they share the error.
         canaries = audit.canaries or audit.trials
         states = [spec.make(trials, canaries, family, log_odds) for trials in audit.looks]
         shares = growth.shares(len(audit.foreseen))
@@ -237,9 +240,9 @@ class Estimates:
 
 
 def _without_log_of_others(states: list[State]) -> list[State]:
-    """Returns the states to feed: of those that keep only a log of all trials, one does.
+    """Returns the states to feed. Of those that keep only a log of all trials, one is fed.
 
-    An entry of the log takes 90 bytes for ten steps.
+    The others share its log: an entry takes 90 bytes for ten steps.
     """
     to_feed = []
     with_log = None  # the one that is fed for all that keep only a log

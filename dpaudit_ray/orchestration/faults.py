@@ -54,7 +54,10 @@ class FaultAttribution:
         return self._suspicions[pack][0] if pack in self._suspicions else self.earlier.get(pack)
 
     def failed(self, failure: Failure, worker: Worker) -> bool:
-        """Returns whether another trainer is to try the pack; else one has, and failed."""
+        """Records a failure; returns whether another trainer is to try the pack.
+
+        If the pack has failed on two trainers, the first of them is no longer suspected.
+        """
         if failure.pack in self._suspicions:
             self.drop(failure.pack)
             return False
@@ -71,7 +74,16 @@ class FaultAttribution:
             self._changed(worker)
 
     def done(self, pack: Pack, by: Worker) -> Worker | None:
-        """Returns the trainer that failed at a pack which another has done, the first time."""
+        """Returns the trainer that is at fault: it failed at a pack that another one has done.
+
+        Args:
+            pack: the pack that is done.
+            by: the trainer that has done it.
+
+        Returns:
+            The trainer; None if no other has failed at the pack, or if that one was at fault
+            before.
+        """
         if pack not in self._suspicions:
             return None
         failure, culprit = self._suspicions[pack]
@@ -101,7 +113,7 @@ class FaultAttribution:
         """
 
         def doubts(worker: Worker) -> tuple[bool, bool, bool, bool]:
-            """Returns reasons against a trainer, the gravest first."""
+            """Returns reasons against a trainer, the gravest first: False sorts before True."""
             same_node = suspect is not None and worker.node == suspect.node
             return not worker.trusted, not worker.proven, same_node, bool(worker.pack)
 
@@ -134,7 +146,7 @@ class Deadlines:
         self._slowest[kind] = max(self._slowest[kind], seconds / (pack.size or 1))
 
     def missed(self, pack: Pack) -> None:
-        """Counts a trainer that was silent for longer: it hung, or the limit is too low."""
+        """Counts a timeout of a pack: its trainer hung, or the limit is too low."""
         self._timeouts[pack] += 1
 
     def seconds(self, pack: Pack) -> float:

@@ -27,7 +27,7 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 RESUME = "finished packs are safe: run the same command again to resume"
 head_lost = threading.Event()  # a cluster did not answer, and was left without a shutdown
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# A shell starts jobs in the background so, and nohup those that outlive their terminal.
+# A shell starts background jobs with SIGINT ignored, and nohup starts its command without SIGHUP.
 _MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 
 
@@ -133,6 +133,7 @@ class HealthChecks:
         }
         for address, answer in answers.items():
             if answer.code().name in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
+                # The time since the last check, and the time for which this one has waited.
                 self.silent[address] += LOOK_SECONDS + min(time.monotonic() - began, seconds)
             else:
                 self.silent[address] = 0.0

@@ -165,6 +165,7 @@ class Progress:
         if not packs:
             return "packs are handed out"
         waiting = [audit for audit in self.audits if audit.waits]
+        # Does every audit that is not finished wait for its preparation?
         if len(waiting) == sum(audit.done < audit.trials for audit in self.audits):
             done = sum(audit.parts_done for audit in waiting)
             parts = sum(audit.parts for audit in waiting)
@@ -190,14 +191,15 @@ class Speed:
         if len(self._ends) == 1 and trained is not None:
             self._ends = [(now - trained, self._ends[0][1])]
         self._ends.append((now, ended))
+        # The rate is computed from the last end before the window on.
         while len(self._ends) > 2 and self._ends[1][0] < now - WINDOW_SECONDS:
             del self._ends[0]
 
     def rate(self, now: float) -> float:
         """Returns trials per second since the first of `_ends`; NaN while none has ended.
 
-        A pack that is still trained does not lower the rate for as long as the longest one took. If
-        none ends for longer, the time after that counts, and the rate falls.
+        While no pack ends, the rate stays for as long as the longest time between two ends so far.
+        After that it falls.
 
         Args:
             now: seconds of the clock of `add`.

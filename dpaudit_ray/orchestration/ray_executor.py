@@ -202,7 +202,7 @@ def _translated(error: BaseException, exceptions: Any) -> BaseException:
     translated: Exception
     if isinstance(error, exceptions.RayTaskError):
         cause = error
-        # Ray wraps an error once per process that it passed through.
+        # Ray wraps an error once per process that it passed through; the innermost one counts.
         while (cause := getattr(cause, "cause", None)) is not None:
             if isinstance(cause, DpauditError) and not hasattr(cause, "cause"):
                 return cause
@@ -269,6 +269,7 @@ def dispatcher(
         ended = 0 if before is None else executor.end_actors_of(before)
         if ended:
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
+        # The node that this process runs on.
         (node,) = (n for n in executor.nodes().nodes if n.id == context.get_node_id())
         liveness.guard(host_port(node.host, node.port), ray_internals.object_store_socket(ray))
         return Dispatcher(executor, work, capacity, liveness)

@@ -30,18 +30,20 @@ def take_token_at_hand() -> None:
 
 
 def read_authentication_again(ray: Any) -> None:
-    """Has Ray read token and mode again; without it, those of its import stay."""
+    """Has Ray read token and mode again. If this Ray cannot, those of its import stay."""
     _probe(lambda: ray._raylet.Config.initialize(""), None)
     _probe(lambda: ray._raylet.AuthenticationTokenLoader.instance().reset_cache(), None)
 
 
 def draining_nodes(ray: Any) -> frozenset[str]:
-    """Returns ids of nodes that will leave; without it, none, and their trainers die."""
+    """Returns ids of nodes that will leave; none if this Ray lists none: then trainers die."""
     return frozenset(_probe(lambda: ray._private.state.state.get_draining_nodes(), ()))
 
 
 def memory_kills(ray: Any) -> dict[str, int]:
-    """Counts worker processes that Ray killed because memory ran short, by node; without it, none.
+    """Counts worker processes that Ray killed because memory ran short, by node.
+
+    The result is empty if this Ray does not list them.
 
     The error of a call to an actor that Ray may restart does not name the reason of its death.
     """
@@ -62,7 +64,7 @@ def memory_kills(ray: Any) -> dict[str, int]:
 
 
 def autoscales(ray: Any) -> bool:
-    """Returns whether an autoscaler, Ray's first or second, adds nodes; without its report, no."""
+    """Returns whether an autoscaler, Ray's first or second, adds nodes; False without a report."""
     config = _probe(lambda: ray._private.state.state.get_cluster_config(), None)
     groups = config.node_group_configs if config else ()
     if any(group.max_count != 0 and not _BY_HAND.fullmatch(group.name) for group in groups):
@@ -75,7 +77,7 @@ def autoscales(ray: Any) -> bool:
 
 
 def object_store_socket(ray: Any) -> str:
-    """Returns the path of this node's object store; without it, "": its end is not noticed."""
+    """Returns the path of this node's object store; "" if it is unknown, and not watched."""
     return str(_probe(lambda: ray._private.worker.global_worker.node.plasma_store_socket_name, ""))
 
 
@@ -86,12 +88,12 @@ def dashboard(ray: Any) -> str:
 
 
 def leave_without_shutdown(ray: Any) -> None:
-    """Keeps Ray from shutting down at the end of this process; without it, it may wait there."""
+    """Keeps Ray from shutting down at the end of this process, where it might wait for ever."""
     _probe(lambda: atexit.unregister(ray._private.worker.shutdown), None)
 
 
 def channel(ray: Any, address: str) -> Any:
-    """Opens a gRPC channel with Ray's token and certificates; without it, returns None."""
+    """Opens a gRPC channel with Ray's token and certificates; None if this Ray cannot open it."""
     # A lost connection is made again at once, and not after up to two minutes.
     options = [(f"grpc.{name}_reconnect_backoff_ms", 500) for name in ("initial", "min", "max")]
 

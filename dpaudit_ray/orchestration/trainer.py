@@ -158,7 +158,7 @@ class PackTrainer:
         members, noise_seed = self._draw(pack)
         session = self._session(pack.audit)
         minutes = self._sweep.resources.checkpoint_minutes
-        checkpoints = []  # one, if the training can continue from them
+        checkpoints = []  # an optional argument: one entry, if the training can continue from it
         if audit.paired:  # one seed for both runs of each pair
             by_pair = members.reshape(-1, 2, audit.in_a_training)
             sides = [by_pair[:, side].ravel() for side in (0, 1)]
@@ -198,14 +198,14 @@ class PackTrainer:
 
         Args:
             pack: the trials.
-            afresh: as of `train`.
+            afresh: ignores checkpoints, and saves none.
         """
         self._parts(pack.audit)  # its errors are not of the user's code
         trials = self._brief.audits[pack.audit].canaries or pack.size
         return _attempt(lambda pack: self.train(pack, afresh), pack, trials)
 
     def attempt_part(self, part: Part) -> Arrays | Failure:
-        """Calls `prepare`, likewise."""
+        """Calls `prepare`; returns its arrays, or what the user's code raises as a `Failure`."""
         return _attempt(self.prepare, part)
 
     def retry(self, pack: Pack, before: Failure) -> PackScores | Failure:
@@ -291,6 +291,7 @@ class PackTrainer:
             self._open_session = None
             began = time.perf_counter()
             audit = self._brief.audits[index]
+            # The parts are an argument only of mechanisms that have a preparation.
             session = self._mechanism(index).open(
                 self._sweep.cells[index].adversary,
                 self._brief.seed,

@@ -119,12 +119,12 @@ class Capacity:
         )
 
     def room(self, ready: int) -> tuple[int, int]:
-        """Returns how many trainers to have, and how many fit now.
+        """Returns how many trainers there should be, and how many fit on the nodes now.
 
-        There are more of the first if an autoscaler adds nodes for those that wait.
+        The first number is larger if an autoscaler adds nodes for trainers that wait.
 
         Args:
-            ready: trainers that have their place.
+            ready: trainers that run on a node by now.
         """
         self._cluster = self._executor.nodes()
         fitting = sum(self._fitting().values())
@@ -198,18 +198,22 @@ class Capacity:
         return True
 
     def pack_done(self, node: str) -> None:
-        """Takes note that the memory of a node holds a trainer."""
+        """Starts the count of lone trainers killed anew: the node's memory holds one after all."""
         self._shortages[node].lone_kills = 0
 
     def tell_waiting(self, trainers: int, room: int) -> None:
-        """Reports what `trainers` wait for, none of which has its place."""
+        """Reports what `trainers` wait for, none of which is placed on a node."""
         self._tell(
             f"waiting for nodes: {trainers} trainers of {self._request} are requested, and the "
             f"cluster has room for {room} when nothing else runs on it"
         )
 
     def alive(self, node: str) -> bool:
-        """Asks the node of a trainer that died, once: a cluster notices its end after 15 s."""
+        """Returns whether the node of a trainer that died still answers.
+
+        A cluster notices the end of a node only after 15 s, so a connection to the node is tried.
+        If that fails once, the node counts as ended.
+        """
         if node in self._ended_nodes:
             return False
         for listed in self._executor.nodes().nodes:
@@ -312,7 +316,7 @@ class Worker:
         name: its name for the executor and the user.
         handle: the executor's reference to it.
         greeting: the answer to its first call, with its node, address and machine.
-        node: id of its node; "" until it has its place.
+        node: id of its node; "" until it is placed on one.
         address: the node's address, for the user.
         pack: the pack that it works on.
         suspected: packs that failed on it and are tried elsewhere; it gets no pack meanwhile.
@@ -382,7 +386,7 @@ class Pool:
 
     @property
     def ready(self) -> list[Worker]:
-        """Trainers that have their place."""
+        """Trainers that are placed on a node."""
         return [worker for worker in self.workers if worker.node]
 
     def changed(self, worker: Worker) -> None:
@@ -443,6 +447,7 @@ class Pool:
         """Lets trainers leave until `target` stay: idle ones now, others after their packs."""
         nodes = self._capacity.leaving
         staying = [worker for worker in placed if worker.node not in nodes]
+        # Idle ones leave first; the oldest, with the lowest numbers in their names, stay.
         staying.sort(key=lambda worker: (worker.pack is not None, -len(worker.name), worker.name))
         departing = [worker for worker in placed if worker.node in nodes]
         departing += staying[: max(0, len(staying) - target)]
