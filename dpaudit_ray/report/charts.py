@@ -75,7 +75,7 @@ def of_bounds(bounds: pd.DataFrame) -> Chart:
         label = " ".join(filter(None, (first["title"], first["label"])))
         if first["title"] == first["label"]:
             label = first["label"]
-        repetitions = []
+        repetitions = []  # bounds of audits that differ in nothing but their randomness
         if len(line) > 1:
             repetitions = numbers(line["bound"].dropna())
         mean = rounded(first["mean"])
@@ -132,6 +132,7 @@ def _bounds(estimates: pd.DataFrame) -> Chart:
     claims = claims.assign(series="claim: " + claims["accountant"], y=claims["epsilon_upper"])
     kinds = dict.fromkeys(claims["series"], "claim")
     bounds = estimates.drop_duplicates(["estimator", "x"])
+    # A bound that does not hold together with all others is drawn as it holds alone.
     bounds["y"] = bounds["epsilon_lower_together"].fillna(bounds["epsilon_lower"])
     labels = {}
     for row in bounds.drop_duplicates("estimator").to_dict("records"):
@@ -153,7 +154,7 @@ def _last_scores(trials: Trials) -> Chart:
     """Returns histograms over the central 99.8 %, so that an outlier does not hide other scores."""
     values, members = trials.scores[:, -1], trials.members
     finite = np.isfinite(values)
-    tables = [pd.DataFrame(columns=["series", "x", "y"])]
+    tables = [pd.DataFrame(columns=["series", "x", "y"])]  # empty, if no score is finite
     if finite.any():
         low, high = np.quantile(values[finite], [0.001, 0.999])
         margin = 0.0 if high > low else 0.5
@@ -167,7 +168,8 @@ def _last_scores(trials: Trials) -> Chart:
     if diverged:
         title += f" ({diverged} diverged trials not drawn)"
     kinds = dict.fromkeys(_WORLDS.values(), "step")
-    return chart(title, pd.concat(tables[-2:]), "score", "trials", kinds)
+    last_two = tables[-2:]  # one for each world, without the empty one
+    return chart(title, pd.concat(last_two), "score", "trials", kinds)
 
 
 def outline(
@@ -175,7 +177,13 @@ def outline(
     edges: Any,
     counts: Any,
 ) -> pd.DataFrame:
-    """Returns the upper edge of a histogram as a series."""
+    """Returns the outline of a histogram as a series: two corners for each bin.
+
+    Args:
+        name: of the series.
+        edges: of the bins, [bins + 1].
+        counts: heights of the bins, [bins].
+    """
     corners = np.repeat(edges, 2)[1:-1]
     return pd.DataFrame({"series": name, "x": corners, "y": np.repeat(counts, 2)})
 

@@ -243,7 +243,7 @@ def check_run(
     if newer:
         checked.notes.append(newer)
     if run.read_text(PLAN) is None and run.read_text(SWEEP) is None:
-        record.require(run)
+        record.require(run)  # raises an error: there is no run
     with checked.reading(PLAN):
         plan = record.load(run)
         if plan is None:
@@ -410,6 +410,7 @@ def _claims(
     other_version = sources.plan.code[-1].versions.get("dpaudit", __version__) != __version__
     for name in cell.audit.accountants:
         derived[name] = audit.claims.get(name, ())
+        # An error leaves it at that; its message is the reason why nothing is compared.
         try:
             if is_data(name):
                 raise DpauditError("they need its author's code")
@@ -481,6 +482,7 @@ def _check_scores(sources: _Sources, audit: PlannedAudit) -> None:
             checked.differs(name, "", "a file", "of a pack of its plan", audit.label)
             continue
         with checked.reading(name, audit.label):
+            # A file that was not chosen must have the same scores as the chosen ones.
             _check_file(sources, audit, file, () if file in packs else chosen)
         if file in packs and checked.different == before:
             checked.count("packs", len(packs[file]))

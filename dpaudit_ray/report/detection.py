@@ -122,6 +122,7 @@ def _with_less_noise(test: ClaimTest, rate: float, guesses: int) -> float | Curv
     claim = test.curve
     if test.alternatives is not None:
         return _less_of_claimed_noise(test.alternatives, share)
+    # The best guesses on Gaussian scores are right with probability Φ(μ/2).
     mu = 2 * float(ndtri(share)) / ALTERNATIVE
     within = np.asarray(gdp.delta(claim.epsilons, mu)) <= claim.deltas
     return None if within.all() else mu
@@ -377,6 +378,7 @@ def _by_order(run: Run, index: int) -> Iterator[str]:
     thresholds = balanced(scores, math.ceil(SHARE * n))
     correct, guesses = hits_of(scores, trials.members, *thresholds)
     rate = min(max(correct / guesses, 0.5), 1 - 0.5 / guesses)
+    # The new run has more correct guesses than this with probability 1 - _LUCK.
     forecast = int(bdtrik(_LUCK, guesses, rate))
     mu = gaussian_mu(forecast, guesses, n, fresh[0].budget.each)
     epsilon = float(gdp.epsilon(mu, run.sweep.cells[index].audit.delta))
@@ -502,7 +504,7 @@ def _finds(
         share = _share_by_odds(test, odds, looks, trials, alpha, REQUIRED_POWER)
         return share >= REQUIRED_POWER
     if rate is None:
-        # A low quantile of the share of correct guesses, each as often right as is allowed.
+        # A low quantile of the share of correct guesses, if each is right as often as is allowed.
         rate = bdtrik(_LUCK, trials, largest_accuracy(test.curve)) / trials
     alternative = _with_less_noise(test, rate, _MOST)
     if alternative is None:
@@ -524,9 +526,9 @@ def _sees_all(cell: Cell) -> bool:
 
 
 def _through_claim(cell: Cell) -> list[dict[str, Any]] | None:
-    """Returns the audit's estimators, the first that can with `curve: claimed`.
+    """Returns the audit's estimators, of which the first possible one gets `curve: claimed`.
 
-    None if the claimed curve is Gaussian, no estimator can, or one has that option already.
+    None if the claimed curve is Gaussian, no estimator has such an option, or one has set it.
     """
     if cell.claimed().gaussian:
         return None

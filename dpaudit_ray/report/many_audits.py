@@ -80,7 +80,7 @@ def audit_map(keys: Sequence[Varied], audits: int) -> AuditMap:
         audits: number of audits.
     """
     by_size = sorted(keys, key=lambda key: -len(set(key.values)))
-    if len(by_size) < 2:  # by number
+    if len(by_size) < 2:  # audits by their number, in rows of _ACROSS
         columns_by_audit = tuple(str(audit % _ACROSS) for audit in range(audits))
         rows_by_audit = tuple(str(audit // _ACROSS) for audit in range(audits))
         by_size = [Varied("", columns_by_audit), Varied("", rows_by_audit)]

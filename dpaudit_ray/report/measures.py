@@ -154,9 +154,9 @@ class Profile:
         """
         scores, members = trials.with_errors(), trials.members
         # Each of the worlds "in" and "out" gets n/2 trials on average, with a standard deviation of
-        # √n/2. Four of these more are exceeded by one of them once in 16,000 audits. So one
-        # calibration for worlds of this size serves all audits of n trials; a larger world gets its
-        # own (`stats.error_rates`).
+        # √n/2. In one of 16,000 audits, a world is larger than that by four standard deviations. So
+        # one calibration, for worlds of this size, serves all audits of n trials; a larger world
+        # gets a calibration for its size (`stats.error_rates`).
         n = len(scores)
         world_size = math.ceil(n / 2 + 2 * math.sqrt(n))
         confidence = cell.audit.confidence

@@ -96,6 +96,7 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     audit, cell = run.pairs[index]
     rows = run.last_rows(audit)
     estimator = representative(run, audit)
+    # All fields but the bound and what follows from it.
     none = Quote(
         label=audit.label,
         epsilon=None,

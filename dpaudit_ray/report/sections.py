@@ -36,7 +36,8 @@ def all_sections(run: Run, progress: verdict.Progress | None) -> Content:
     if number > many_audits.FEW:
         content = _many(run, progress)
     else:
-        audits = [_audit(run, index) for index in range(number)]  # with the trials of one at once
+        # One after another: only one audit's trials are in memory at a time.
+        audits = [_audit(run, index) for index in range(number)]
         answer = verdict.current(run, progress)
         content = _answer(run, audits, answer) | _figures(run, audits) | {"many": False}
     return content | _options(run) | _reading(run) | _failed(run)
@@ -66,6 +67,7 @@ def _audit(run: Run, index: int) -> Content:
         "canaries": audit.in_a_training,
         "paired": audit.paired,
         "utility": list(utilities(audit, trials)),
+        # None for what is not filled in below.
         **dict.fromkeys(("counts", "charts", "curves", "hits", "membership", "roc")),
     }
     scored = trials.shown
@@ -152,6 +154,7 @@ def _options(run: Run) -> Content:
         sampling = getattr(mechanism, "sampling", None)
         if isinstance(sampling, Plugin):
             options["mechanism.sampling.name"] = sampling.address  # also if it is the default
+        # Names come first: False sorts before True.
         for key in sorted(map(str, options), key=lambda key: not key.endswith(".name")):
             by_key[key][f"{options[key]}"] = None
     by_key.pop("mechanism.revision", None)

@@ -46,7 +46,8 @@ class Run:
         directory = RunDirectory(location, OPENING)
         sweep, plan = planning.read(directory)
         estimates = directory.estimates(record.most_estimates(sweep, plan))
-        # One that was not imported may derive from any mechanism of this package.
+        # A mechanism that was not imported may derive from any of this package, and then have its
+        # estimators.
         mechanisms = {*registry(Mechanism).values()}
         names = set[str]()
         for cell in sweep.cells:
@@ -179,6 +180,7 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     complete = pd.json_normalize([cell.model_dump(mode="json") for cell in cells])
     options = stated.combine_first(complete)
     options = options.map(lambda value: str(value) if isinstance(value, list) else value)
+    # Of the options that are stated or vary: those that the grid sets, or that lie below its keys.
     candidates = {*stated, *options.columns[options.nunique() > 1]}
     keys = {"mechanism.name", "adversary.name", *grid.keys(run.sweep.raw)}
     prefixes = tuple(f"{key}." for key in keys)
@@ -213,10 +215,11 @@ def _above_claim(
 ) -> pd.Series[bool]:
     """Compares bounds on trials, at the sweep's split level; `verify` compares what is exact.
 
-    An ε that takes the curve for Gaussian refutes the claim of a mechanism that adds Gaussian noise
-    (`claims.is_gaussian`): the certified μ is then above that of the claim. So does one that was
-    read through the claim's own curves, unless the accountant is user-defined: the certified hit
-    rate refutes the claimed noise, and more.
+    Three kinds of ε above the claim refute it. A certified ε does. So does an ε that assumes a
+    Gaussian curve, if the claim is that of Gaussian noise (`claims.is_gaussian`): what is certified
+    is μ, and it is above the claim's. So does an ε that was converted by the claim's own curves,
+    unless the accountant is user-defined: what is certified is the hit rate, and it refutes the
+    claimed noise, and any larger noise.
 
     Args:
         table: rows of `estimates.parquet`.
@@ -318,7 +321,7 @@ def _entry(
         if bound > audit.claim and not may_exceed_claim(row):
             row = assumption_free(rows, row)
     numbers = ("mu_lower", "epsilon_lower", "epsilon_lower_together", "epsilon_lower_free")
-    if row is None or (mechanism.sampled and used == 0):  # no trial bounds nothing: not even 0
+    if row is None or (mechanism.sampled and used == 0):  # without trials, ε ≥ 0 is no result
         row = dict.fromkeys(numbers, math.nan) | {
             "status": "",
             "free_estimator": "",
@@ -351,7 +354,8 @@ def _entry(
 def representative(run: Run, audit: PlannedAudit) -> str:
     """Returns the estimator that is quoted: the audit's first, or `exact` if no trials are run.
 
-    If the number of trials depends on the trials, it is the first that is time-uniform.
+    If trials were added, or left out, after results were known, it is the first estimator whose
+    bound holds all the same.
     """
     index = run.numbers[audit.id]
     cell = run.sweep.cells[index]

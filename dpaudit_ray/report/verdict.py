@@ -55,6 +55,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class _Judged:
+    """What the verdict on any audit has: `quote` is the ε to quote, `claim` the accountant's."""
+
     label: str
     verdict: Verdict
     quote: Quote
@@ -223,10 +225,11 @@ def _all_evidence(
     tests: Sequence[Test],
     alpha: float,
 ) -> tuple[float, float]:
-    """Returns the log of an e-value against all claims at once, and what refutes them at `alpha`.
+    """Returns the log of an e-value against all claims together, and the log that refutes them.
 
-    It is an average, weighted by the share of the error that each test gives its e-process: so
-    it reaches the bar whenever one of them does, and costs no error beyond theirs.
+    The e-value is the average of those of all tests. Each test is weighted by the share of its
+    error that it gives its e-process. So the average reaches its threshold, 1 / (mean share · α),
+    whenever one test reaches its own, and no error is spent beyond theirs.
 
     Args:
         tests: of the audits that claim anything.
@@ -244,9 +247,10 @@ def _by_mechanism(
     run: Run,
     verdicts: Mapping[int, Verdict],
 ) -> dict[str, Verdict]:
-    """Returns the first verdict, in their order, on each mechanism that claims anything.
+    """Returns a verdict for each mechanism that claims anything, by its JSON.
 
-    If no mechanism does, it is that on each of them.
+    Of the verdicts on its audits, it is the first in the order VIOLATION, CONSISTENT, INCONCLUSIVE.
+    If no mechanism claims anything, all of them are in the result.
     """
     by_mechanism = dict[str, Verdict]()
     claiming = [index for index in verdicts if run.plan.audits[index].claim < math.inf]
@@ -294,7 +298,7 @@ def _judge_audit(
         run: the run.
         index: number of the audit.
         alpha: error probability that may be spent.
-        thorough: as of `judge`.
+        thorough: whether to compute the effective noise and the power of every audit.
     """
     audit, cell = run.pairs[index]
     claimed = cell.claimed()
@@ -521,7 +525,7 @@ def _headline(run: Run, verdict: Verdict, audits: Sequence[AuditAnswer]) -> Quot
     verdicts = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})
 
     def rank(index: int) -> tuple[bool, bool, bool, float]:
-        """Orders audits by how well their quote stands for the run."""
+        """Returns how well an audit's quote stands for the run: the largest value is best."""
         mechanism = run.sweep.cells[index].mechanism.model_dump_json()
         decides = verdicts.get(mechanism) is verdict
         quote = audits[index].quote
@@ -644,6 +648,7 @@ def _sentence(
     """
     several = len(audits) > 1
     same = [audit for audit in audits if audit.verdict is verdict.verdict]
+    # First one that claims anything, if possible with a quote above its claim.
     same.sort(key=lambda audit: (audit.quote.claim == math.inf, not audit.quote.above))
     finding = ""
     if same:

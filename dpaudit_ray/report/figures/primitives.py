@@ -123,7 +123,7 @@ def lines(
 
 
 def epsilon_at(deltas: Collection[float]) -> str:
-    """Returns the label of an axis of ε, with δ if it is the same for all that is canvas_agg."""
+    """Returns the label of an axis of ε, with δ if it is the same for all bounds."""
     distinct = {*deltas}
     return f"ε at δ = {plain(distinct.pop())}" if len(distinct) == 1 else "ε at the δ of each audit"
 

@@ -186,7 +186,7 @@ def step_bounds(
 ) -> pd.DataFrame:
     """Returns an audit's rows by one estimator, one for each step, with assumption and `bound`.
 
-    That is the ε to quote, NaN if it assumes something unproved and is above its claim.
+    The bound is the ε to quote. It is NaN if it assumes something unproved and exceeds its claim.
 
     Args:
         run: the run.
