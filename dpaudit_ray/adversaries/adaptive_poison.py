@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
     """Scores by the loss, over all models of the training run, of a query that is never inserted.
 
-    The query is the poison of `static-poison`. The inserted example starts at each step as an input
-    of zeros with the query's label and is moved `inner` times by `inner_rate` of each feature's
-    range, within it, by the signs of a gradient through one step of training on it, at `look_ahead`
-    times the learning rate. It descends, to lower the query's loss after that step, as in the
-    paper's text; line 8 of its pseudo-code ascends. To first order the query's clipped gradient,
-    which `intermediate-poison` inserts, lowers it as much.
+    The query is the poison of `static-poison`. The inserted example has the query's label. At each
+    step it starts as an input of zeros, and is moved `inner` times by `inner_rate` of each
+    feature's range, within that range. Each move goes by the signs of a gradient: that of the
+    query's loss after one step of training on the inserted example, at `look_ahead` times the
+    learning rate. Moves descend, so that this loss falls, as in the paper's text; line 8 of its
+    pseudo-code ascends. To first order, the query's own clipped gradient, which
+    `intermediate-poison` inserts, lowers the loss as much.
 
     Crafting takes .4 (`cnn4` on 28 x 28 pixels) to 6 (`mlp3` on 600 features) times as long as a
     packed step on 128 examples, for the models that a step samples. Networks that `torch.func`

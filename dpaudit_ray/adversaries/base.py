@@ -30,8 +30,8 @@ SHADOWS_PER_PART = 16  # shadow models that are trained together
 class GradientCanary:
     """A gradient that is added to the clipped sum, norm at most C.
 
-    `direction` is float [p], or [n, p] with one for each of n models; of m canaries in each
-    training [m, p], one for each secret bit, which may be sparse (COO).
+    `direction` is float [p]. It is [n, p] if each of n models has its own, and [m, p] if each
+    training run has m canaries, with a secret bit each; this one may be sparse (COO).
     """
 
     direction: Tensor
@@ -47,7 +47,7 @@ class SampleCanary:
 
 @dataclass(frozen=True)
 class RecordCanary(SampleCanary):
-    """Private records, at `indices` int64 [m] of the data: in or out of all batches with them."""
+    """Private records, numbers `indices` int64 [m] of the data; if "out", no batch has them."""
 
     indices: Tensor
 
@@ -56,7 +56,8 @@ class ChangingCanary(ABC):
     """A canary that is crafted at every insertion, from the models at that step.
 
     A `memoryless` canary depends on the step and the model alone. So a training run with it can
-    continue in another process, and it is crafted only for models that the step samples, in or not.
+    continue in another process. And it is crafted only for models that sample it in this step,
+    whatever their secret bit.
     """
 
     memoryless: ClassVar[bool] = False
@@ -110,7 +111,7 @@ class PublicKnowledge(Protocol):
         """Training example `index` as x [1, ...] and y [1]."""
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The others in the batch of `step` (from 1): x [m, ...], y [m]."""
+        """All examples in the batch of `step` (from 1) but the canary: x [m, ...], y [m]."""
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Loss of models `theta` [n, p] on examples x [m, ...], y [m]: float [n, m]."""

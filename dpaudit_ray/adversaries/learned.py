@@ -270,7 +270,8 @@ def _surest_runs(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Draws runs until CLOSER_RUNS of them have log odds of at least `least`; returns only these.
 
-    Stops early where they are rarer than `stages` had found: their share falls by CLOSER a stage.
+    Each stage is expected to make such runs CLOSER times rarer. If they are more than twice as rare
+    as that, it stops early with fewer.
 
     Args:
         draw: runs the mechanism.
@@ -317,8 +318,8 @@ def _shown(
 ) -> float:
     """Estimates the ε at `delta` that guesses on the adversary's own runs show.
 
-    It is the largest of lower bounds by the k surest guesses, over some k. A bound on trials may
-    not choose k by the bits as this one does, which so notices rarer events.
+    It is the largest of lower bounds by the k surest guesses, over some k. This k is chosen by the
+    bits, and so shows rarer events. A bound on trials may not choose it so.
 
     Args:
         log_odds: of "in", float64 [n].
@@ -332,7 +333,7 @@ def _shown(
     guesses = np.unique(np.geomspace(1, runs, _NUMBERS).astype(np.int64))
     # Of that many runs, the output may reveal the world by an event of probability δ.
     revealed, _ = most_revealed(runs, delta, _LEVEL)
-    # As if these were all guessed, and correctly.
+    # These runs are counted as if all were guessed correctly, and left out.
     other_guesses = np.maximum(guesses - revealed, 1)
     other_right = np.maximum(right[guesses - 1] - revealed, 0)
     right_at_most = np.minimum(other_right, other_guesses)
@@ -418,6 +419,7 @@ def _count(
     def predict(columns: Floats) -> Floats:
         """Returns the log odds of each row's cell; 0 for an output that was never counted."""
         hashes = _hashes(columns)
+        # A hash above all others is compared with the first one, from which it differs, too.
         nearest = np.searchsorted(hash_of_cell, hashes) % len(hash_of_cell)
         return np.where(hash_of_cell[nearest] == hashes, log_odds[nearest], 0.0)
 

@@ -16,7 +16,7 @@ class LogRatio(OutputAdversary):
     """Calls `module:name` with n outputs and the pair of inputs; it returns n scores.
 
     The best score is the logarithm of how much likelier the output is of the second input. NaN is a
-    score, too: of outputs that are guessed by what earlier ones of the kind were.
+    score, too: whether such an output is of the second input is guessed by earlier ones with NaN.
     """
 
     name: Literal["log-ratio"] = "log-ratio"

@@ -36,12 +36,12 @@ _MOST_NUMBERS = 1 << 30  # of all random directions together: 4 GiB
 class OneRun(Adversary):
     """Plants `canaries` in each training run, gradients or records by their `kind`.
 
-    `dirac` biases as many parameters, `random` adds as many random directions; scores use every
-    update. `natural` adds records like the private ones, that are not trained on otherwise;
-    `mislabelled` gives them another label; scores use the final model. `audit.trials` is training
-    runs times canaries. With `adjacency: replace` a random bit picks one of two: a gradient or its
-    opposite, one record or another; the claim is that of replacing one, though `mechanism.epsilon`
-    sets the noise by that of adding one.
+    The kinds `dirac` and `random` are gradients, along one parameter each or in random directions;
+    scores use every update. The kinds `natural` and `mislabelled` are records that are not trained
+    on otherwise, like the private ones or with another label; scores use the final model.
+    `audit.trials` is training runs times canaries. With `adjacency: replace` a random bit picks one
+    of two: a gradient or its opposite, one record or another. The claim is then that of replacing
+    one record, though `mechanism.epsilon` sets the noise by that of adding one.
     """
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -175,7 +175,7 @@ class Products(Sums):
         self.total += self.whitening.evidence(step, products)
 
     def _products(self, update: Tensor) -> Tensor:
-        """Returns products of summed gradients with the canaries, [n, m] or [n], in C²."""
+        """Returns products of summed gradients with the canaries, in units of C²: [n, m] or [n]."""
         scale = self.public.batch_size / self.public.clip_norm**2
         products = (self.directions @ update.t()).t()
         return scale * products

@@ -47,6 +47,7 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
         import torch
 
         columns = []
+        # Labels of a regression are floats.
         classes = 1 if canary.y.is_floating_point() else int(canary.y.max()) + 1
         x_blocks = torch.split(canary.x, _BLOCK)
         y_blocks = torch.split(canary.y, _BLOCK)
