@@ -128,7 +128,7 @@ def _answer(
                 raise EOFError
             ended, status = os.waitpid(-1, os.WNOHANG)  # an orphan may have ended, too
     finally:
-        # The child leads a session. Without subreapers, its process group is all that is known.
+        # The child leads a process group. Where the server is no subreaper, the rest is unknown.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         _end_descendants(helpers)

@@ -167,7 +167,8 @@ class Bucket:
             StrangeFileError: it has more than `most` bytes.
         """
         try:
-            for client in (self._store, self._large):  # requests of the second may take longer
+            # A large object is requested again, by the client whose requests may take longer.
+            for client in (self._store, self._large):
                 answer = _request(obstore.get, client, name)
                 if answer.meta["e_tag"] is None:  # an error, or a gateway's page, with status 200
                     raise OSError("the store answered with something else: it has no ETag")

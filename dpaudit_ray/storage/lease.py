@@ -178,7 +178,7 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
     Args:
         run: the run directory.
         entry: of this driver.
-        stale: entry of a driver that is gone; None without one.
+        stale: entry of a driver that is gone, which is replaced; None if there was no entry.
 
     Raises:
         RunDirectoryError: another driver has stored its entry.
@@ -198,6 +198,7 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
             run.write_json(DRIVER, entry, unless_replaced)
         elif (other := run.create_json(DRIVER, entry)) is not None:
             raise _lease_taken(run, other)
+    # Without locks the last writer wins: whoever wrote after this driver appears in the meantime.
     settle_seconds = max(SETTLE_SECONDS, 5 * (time.monotonic() - started))
     time.sleep(_LOCKED_SETTLE_SECONDS if locked else settle_seconds)
     now = _read(run)
@@ -233,7 +234,10 @@ def _read(run: RunDirectory) -> Entry | None:
 
 
 def _is_gone(entry: Entry) -> bool:
-    """Returns whether the owner is known to have ended; the id of other containers is unknown."""
+    """Returns whether the owner is known to have ended.
+
+    Nothing is known of a process of another machine or container, whose ids differ from ours.
+    """
     pid = entry.get("pid")
     is_here = all(value and entry.get(key) == value for key, value in _where().items())
     if pid is None or not is_here or _started(pid) == entry.get("started"):
@@ -261,6 +265,7 @@ def _started(pid: int) -> str | None:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+    # Z: a zombie, which has ended. The other field is the 22nd of the file, `starttime`.
     return None if after_name[0] == "Z" else after_name[19]
 
 
@@ -310,4 +315,5 @@ def holder(
     now = _watch(run, entry, wait)
     if now is None:
         return None
+    # A renewed lease differs. 0 would mean that the driver is alive.
     return driver if now != entry else replace(driver, silent=max(wait, 1))

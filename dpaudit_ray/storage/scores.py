@@ -160,7 +160,7 @@ class PackScores:
                 return f"gave a score for trial {trial}, which was missed ({self.missed[trial]})"
             return f"gave no score for trial {trial} ({again.missed[trial]})"
         differs = before.view(np.int64) != after.view(np.int64)
-        for row, column in np.argwhere(differs):
+        for row, column in np.argwhere(differs):  # the first one is described
             trial = self.first + row
             return f"gave {after[row, column]:.6g} for trial {trial}, not {before[row, column]:.6g}"
         return None
@@ -395,7 +395,7 @@ class ScoreFiles(Place):
             steps: recorded steps that it may have.
 
         Raises:
-            DamagedFileError: it has not.
+            DamagedFileError: it has other trials, or cannot be decoded.
             MissingFileError: there is no such file.
             RunDirectoryError: it may not be read.
             StorageError: it cannot be read now.

@@ -54,7 +54,7 @@ class EstimatorSpec(Strict):
 
         Args:
             planned: number of trials.
-            canaries: so many consecutive trials depend on each other.
+            canaries: number of consecutive trials that depend on each other.
             family: the curves that the claim has by noise multiplier.
             log_odds: whether scores are log odds of the bit.
 

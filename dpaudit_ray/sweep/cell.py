@@ -135,7 +135,8 @@ class Cell(Strict):
     def fingerprint(self) -> str:
         """Hex digest of all that determines bits and scores.
 
-        Options that were added later enter it only away from their defaults: earlier runs keep it.
+        Options that were added later are a part of it only if they differ from their defaults, so
+        that earlier runs keep their digest.
         """
         identity: list[Any] = [self.mechanism.identity(), self.adversary.identity()]
         if self.audit.paired:
@@ -197,8 +198,8 @@ def parse_cell(
 
     Args:
         sections: `mechanism`, `adversary` and `audit`, as parsed from YAML.
-        label: name of the cell; that of its adversary where empty.
-        older: whether the accountant is `gaussian` where none is named, as in older versions.
+        label: name of the cell; if it is empty, the adversary's name is taken.
+        older: whether `gaussian` is the default accountant of all mechanisms, as it once was.
 
     Raises:
         SpecError: with all mistakes.

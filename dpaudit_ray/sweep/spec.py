@@ -140,7 +140,7 @@ def from_raw(
         heading["stated"] = recorded
     sections = {"resources": resources, "cells": cells, "raw": tree}
     sweep = validated(Sweep, heading | sections, "")
-    if recorded not in (None, sweep.fingerprint):
+    if recorded not in (None, sweep.fingerprint):  # written when defaults were others?
         before = sweep.model_copy(update={"cells": _cells(tree, older=True)})
         sweep = before if before.fingerprint == recorded else sweep
     if recorded is None:
@@ -170,7 +170,10 @@ def _cells(
     tree: Mapping[str, Any],
     older: bool = False,
 ) -> tuple[Cell, ...]:
-    """Returns every cell of the grid; if the grid is wrong, its sections are checked without it.
+    """Returns every cell of the grid.
+
+    If the grid is wrong, the sections are checked without it, for the mistakes in them. Sections
+    that are missing then are no mistakes: the grid may have been meant to set them.
 
     Args:
         tree: the sweep as plain data.
