@@ -55,6 +55,7 @@ def verify(
         terminal.show_json(asdict(of_run))
     else:
         tables.show_verdict(of_run, answer, details)
+    # NaN is the reason to act on, so it has an exit code that differs from other undecided runs.
     code = exit_code(of_run.verdict)
     if code is Exit.INCONCLUSIVE and answer.failed_trials:
         code = Exit.FAILED_TRIALS
@@ -220,7 +221,7 @@ def _setting(value: Any) -> str:
         return "not set"
     if isinstance(value, float):
         return plain(value, "")
-    return dump_yaml({"v": value}, in_one_line=True)[4:-2]
+    return dump_yaml({"v": value}, in_one_line=True)[4:-2]  # without "{v: " and "}"
 
 
 def _show_pairs(comparison: Comparison) -> None:

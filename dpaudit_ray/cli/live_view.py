@@ -123,7 +123,7 @@ def _state(progress: Progress, index: int) -> str:
 
 
 def _order(progress: Progress, index: int) -> tuple[int, int]:
-    """Sorts audits by their state, and then by their number."""
+    """Returns a key that sorts audits by their state, and then by their number."""
     return _STATES.index(_state(progress, index)), index
 
 
@@ -131,7 +131,7 @@ def _urgency(
     progress: Progress,
     index: int,
 ) -> tuple[bool, bool, tuple[int, int]]:
-    """Sorts running audits first, then those with a bound above their claim, then all others."""
+    """Returns a key that sorts running audits first, and then bounds above their claims."""
     is_running = _state(progress, index) == "running"
     return not is_running, not progress.audits[index].above, _order(progress, index)
 

@@ -58,9 +58,10 @@ def main() -> Never:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # for a terminal without ε
-    # The variable is set by a shell that completes a word, the options install that in a shell.
+    # Typer answers a shell that completes a word, or installs that, and ends the process. Such a
+    # shell sets the variable; the options are for the installation.
     if "_DPAUDIT_COMPLETE" in os.environ or re.search("-completion$", "".join(sys.argv[1:2])):
-        app(prog_name="dpaudit")  # Typer answers the shell and ends the process
+        app(prog_name="dpaudit")
     code = _run_app(debug) or Exit.COMPLETE
     if interruption.head_lost.is_set():  # Ray would wait at the end for its lost head
         for stream in (sys.stdout, sys.stderr):
@@ -119,6 +120,7 @@ def _error_lines(error: Exception) -> list[str]:
     message = str(getattr(error, "format_message", error.__str__)())
     verb = getattr(getattr(error, "ctx", None), "command_path", "dpaudit")
     if isinstance(error.__cause__, ValidationError):
+        # Typer's message has the name of the option in quotes.
         message = str(spec_error(error.__cause__, message.split("'")[1], None))
     end = "" if message.endswith("?") else ";"
     return [f"{message.removesuffix('.')}{end} see {verb} --help"] if message else []

@@ -50,6 +50,7 @@ def risk(  # noqa: PLR0913 (options of a command line)
     if subject is not None and not fields and not subject.endswith(_CLAIM_FILES):
         subjects = risks.of_run(open_run(subject))
     else:
+        # A single claim has no label.
         subjects = {"": risks.of_claim(_claim(subject, fields, delta), delta)}
     if figure is not None:
         if len(subjects) > 1:

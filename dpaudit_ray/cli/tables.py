@@ -120,7 +120,7 @@ def show_summary(run: Run, answer: Answer | None) -> None:
     verdicts = [str(audit.verdict) for audit in answer.audits] if answer else []
 
     def rank(index: int) -> tuple[bool, float, int]:
-        """Sorts violations first, and then by the share of the claim that was shown."""
+        """Returns a key that sorts violations first, then the largest shares of the claim."""
         quote = quotes[index]
         shown_of_claim = (quote.epsilon or 0.0) / quote.claim if quote.claim else 0.0
         is_violation = bool(verdicts) and verdicts[index] == verdict.Verdict.VIOLATION

@@ -146,7 +146,7 @@ def silence(*streams: TextIO) -> None:
     """Redirects streams to nowhere; by default standard streams whose reader is gone."""
     for stream in streams or (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
-            if streams or not _has_reader(stream):
+            if streams or not _has_reader(stream):  # streams that are named need no check
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
