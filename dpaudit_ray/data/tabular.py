@@ -187,7 +187,7 @@ class _Records(Data):
                 y -= 1
         if x.ndim != 2 or x.dtype.kind not in "fiub":
             raise DataError(f"{source}: x must be records [N, features], got {x.dtype} {x.shape}")
-        for row, column in np.argwhere((x != 0) & (x != 1)):
+        for row, column in np.argwhere((x != 0) & (x != 1)):  # the first one is reported
             raise DataError(
                 f"{source}: feature {column + 1} of record {row + 1} is {x[row, column]}; must be "
                 "0 or 1, or read the file as npz"

@@ -66,6 +66,7 @@ class _Images(Data):
         from torchvision import datasets
 
         try:
+            # torchvision decodes without a bound; a missing file is its error to report.
             for file in filter(os.path.isfile, self.files()):
                 strangers.require(file.stat().st_size, decoding.FREE)
             source: Any = getattr(datasets, self.source)(

@@ -100,7 +100,7 @@ class Outlook:
         return sum(seconds)
 
     def core_hours(self, num_cpus: float) -> float:
-        """Returns the core-hours of all that remains, by trainers with so many CPUs."""
+        """Returns the core-hours of all that remains, by trainers of `num_cpus` each."""
         return self.seconds * num_cpus / 3600
 
 
@@ -258,7 +258,7 @@ def _with_simulated_bounds(
         spec = spec.model_copy(update={"options": options})
 
     def bounds(number: int, mechanism: float | Responses) -> list[float]:
-        """Returns bounds on ε of simulated audits with so many trials."""
+        """Returns bounds on ε of simulated audits with this number of trials."""
         return simulated(lambda: spec.make(number, canaries), mechanism, level)
 
     finite_claim = 0 < outlook.claim < math.inf
@@ -305,6 +305,7 @@ def simulated(
         bits = rng.random(estimator.planned) < 0.5
         noise = rng.standard_normal(estimator.planned)
         if isinstance(estimator, Paired):  # at best, both training runs share all noise
+            # The second run of a pair has the opposite bits, and the same noise.
             for values, second in ((bits, np.logical_not), (noise, np.positive)):
                 halves = values.reshape(-1, 2, estimator.canaries // 2)
                 halves[:, 1] = second(halves[:, 0])
@@ -448,5 +449,6 @@ def extrapolated(
     while steps < last and elapsed - first < ENOUGH_SECONDS:
         steps = min(last, _STEP_FACTOR * steps)
         elapsed = seconds(steps)
+    # The first run has one step that is recorded; the last one has more steps, and records one.
     step = max(elapsed - first, 0.0) / (steps - 1) if steps > 1 else first
     return last * step + len(horizons) * max(first - step, 0.0)

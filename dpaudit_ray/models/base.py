@@ -118,7 +118,10 @@ def image(
     Args:
         shape: of an example of the data.
         name: of the network, for the error.
-        least: pixels that each side must have. Raises SpecError below that.
+        least: pixels that each side must have.
+
+    Raises:
+        SpecError: these are no images, or they are too small.
     """
     if len(shape) != 3 or min(shape[1:]) < least:
         raise SpecError(

@@ -59,7 +59,7 @@ class Cnn4(Model):
         from torch import nn
 
         channels, height, width = image(shape, self.name, least=14)
-        # By both strides and kernels, and one pixel less by each pooling.
+        # Half a side by the first stride, one pixel less by its pooling; the same once more.
         rows = ((height - 2) // 2 - 4) // 2
         columns = ((width - 2) // 2 - 4) // 2
         return nn.Sequential(

@@ -54,9 +54,10 @@ class Wrn16(Model):
     def parameters(self) -> int:
         """Number of parameters for images of three channels and 10 classes.
 
-        Weights between two layers whose widths are multiples of k number multiples of k²; those
-        from the first 16 channels, to the classes and of norms multiples of k. The other 474 are
-        the first convolution (432) and norm (32), and biases of the classes.
+        Layers of 16 k, 32 k and 64 k channels follow each other: the number of weights between them
+        is a multiple of k². The number of those that follow the first 16 channels, lead to the
+        classes, or belong to norms is a multiple of k. The other 474 are the first convolution
+        (432), the first norm (32) and the biases of the classes (10).
         """
         k = self.width
         count = 170_752 * k**2 + 4_096 * k + 474
