@@ -48,8 +48,8 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
 ) -> Result:
     """Runs a sweep, or resumes it if its run directory exists.
 
-    SIGTERM, Ctrl-C and a terminal that is closed (SIGHUP) end it after the running packs; a second
-    one of the first two ends it at once, as KeyboardInterrupt.
+    SIGTERM, Ctrl-C and a terminal that is closed (SIGHUP) end it after the running packs. A second
+    SIGTERM or Ctrl-C ends it at once, as KeyboardInterrupt.
 
     Args:
         sweep: a sweep file's path, its content as a mapping, or a `Sweep`.
@@ -61,8 +61,8 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         retry_failed: runs packs again that failed in an earlier attempt, several times each; if
             the code does not give the same scores each time, their trials stay misses.
         tell: takes a line for the user if a run is resumed, gives up on something, or takes long.
-        phase: takes the current phase before the first and after the last snapshot, which have
-            their own.
+        phase: takes the current phase before the first snapshot and after the last; snapshots
+            have a `phase` themselves.
         callbacks: get estimates as they change, and the result; see
             `dpaudit_ray.callbacks`.
 
@@ -168,7 +168,7 @@ class _Job:
         return outcomes.to_run(self.directory, self.plan, self._enough(), skipped)
 
     def _run_once(self) -> Result:
-        """Runs what is missing, by Ray only if that is something; returns the run as it is then."""
+        """Runs what is missing, and returns the run; Ray is started only if packs are missing."""
         failures = outcomes.failed(self.directory, self.plan)
         retried = []
         if self.retry_failed:
@@ -178,7 +178,7 @@ class _Job:
         for line in outcomes.part_lines(failed_parts, self.plan):
             self.tell(line)
         packs = len(self._remaining(failures))
-        # Whatever the executor, this process does what remains once no pack is left to run.
+        # If no pack is left to run, this process writes estimates and marks, without Ray.
         name = self.executor if packs else "inline"
         with self._dispatcher(name, packs) as dispatcher:
             if retried:

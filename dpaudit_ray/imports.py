@@ -324,7 +324,8 @@ def module_file(name: str) -> Path | None:
             specs = (finder.find_spec(part, folders) for finder in finders)
             spec = next(filter(None, specs), None)
             folders = list((spec and spec.submodule_search_locations) or ())
-        except KeyError:  # Python looks for the parent of a package without a file among imported
+        # Python looks up the parent of a package without a file among the imported modules.
+        except KeyError:
             spec = None
             child = part.rpartition(".")[2]
             folders = [f"{folder}/{child}" for folder in folders or ()]

@@ -70,7 +70,7 @@ class Plugin(Strict):
         """Returns the options that can change a result, nested plug-ins included, as plain JSON.
 
         Options at their default are left out, so that one which is added later changes no
-        fingerprint; a default must never change its meaning. So is the first `revision`.
+        fingerprint; a default must never change its meaning. A `revision` of 1 is left out, too.
         """
         options = self.model_dump(mode="json", exclude=set(self.locations), exclude_defaults=True)
         for key, field in type(self).model_fields.items():
@@ -263,7 +263,7 @@ def spec_error(
     for item in error.errors(include_url=False):
         path = _path(item["loc"], raw)
         problems = _problems(item, (prefix, *path), model)
-        by_path.setdefault(path, problems)  # the first error of the parts of a union
+        by_path.setdefault(path, problems)  # a union has an error for each of its types
     return together(itertools.chain.from_iterable(by_path.values()))
 
 

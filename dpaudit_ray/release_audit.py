@@ -143,10 +143,14 @@ def _learning(trials: int, delta: float, largest_fit: int, zoomed: float) -> dic
 
 
 def _version(value: Any, depth: int = 0) -> str:
-    """Returns a digest of a function or of data: it changes with what they compute or are.
+    """Returns a digest that changes with what a function computes, or with data.
 
-    Of a function it takes the source, defaults, and the values that it reads from outside: another
-    closure of the same source computes something else.
+    A function's digest is of its source, its defaults, and the values that it reads from outside:
+    another closure of the same source computes something else.
+
+    Args:
+        value: a function, a module or data.
+        depth: number of functions that lead to this one by what they read.
     """
     parts = []
     if inspect.isfunction(value) and depth < _DEEPEST:
@@ -219,5 +223,6 @@ def _affordable(
     trial_seconds = took / outputs + _SCORING_SECONDS
     fewest, most = _TRIALS
     trials = min(max(int(_SHARE * seconds / trial_seconds), fewest), most)
+    # The first digit stays: 47,311 becomes 40,000.
     magnitude = int("1" + "0" * (len(str(trials)) - 1))
     return trials // magnitude * magnitude

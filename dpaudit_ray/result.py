@@ -145,8 +145,8 @@ class Result:
     def scores(self) -> pd.DataFrame:
         """All scores: columns audit, trial, member, step, score; accuracy, loss if measured.
 
-        If single trials failed, `missed` has the reason; it is empty for all others. So has
-        `diverged` for one trial of each pack in which training ended in NaN or infinity.
+        If single trials failed, `missed` has the reason; it is empty for all others. If training
+        ended in NaN or infinity, `diverged` has the reason for one such trial of each pack.
         """
         run = self.run
         audits = range(len(run.plan.audits))
