@@ -128,7 +128,7 @@ def run_trials(claims: Sequence[Claim], planned: int) -> CanaryTrials | None:
     if not points:
         return None
     epsilons, deltas = (np.array(values) for values in zip(*sorted(points), strict=True))
-    quoted = points[-4:-3] or points[-1:]
+    quoted = points[-4:-3] or points[-1:]  # δ fall; the fourth smallest is about 1e-5
     texts = [f"ε = {epsilon:.3g} at δ = {plain(delta, '.2g')}" for epsilon, delta in quoted]
     return CanaryTrials(2, planned, Curve(epsilons, deltas), ", ".join(texts))
 
@@ -165,6 +165,7 @@ def _finds_alternative(noise: float, size: int) -> bool:
         test.fold(rng.normal(size=size) + members / (ALTERNATIVE * noise), members)
         test.look(now=True)
         missed += test.refuted_after(ALPHA[1]) is None
+        # More misses than a test of the required power may have.
         if missed > _AUDITS - POWER * _AUDITS:
             return False
     return True
@@ -173,6 +174,7 @@ def _finds_alternative(noise: float, size: int) -> bool:
 def runs_needed(claim: Curve) -> int:
     """Returns after how many runs perfect guesses refute a claim: fewer show nothing."""
     odds = np.exp(-claim.epsilons)
+    # The largest share of correct guesses that the claim allows.
     most = float(np.min((1 + claim.deltas * odds) / (1 + odds)))
     if most >= 1:
         return 10**9

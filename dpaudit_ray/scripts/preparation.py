@@ -88,6 +88,7 @@ def _follow_arrays(
     for array in arrays:
         by_event.setdefault(array.event, []).append(array)
     of_lines = list(by_event.values())[:_MOST_LINES]
+    # All arrays together; if that shows nothing, those of each line alone.
     for chosen in (arrays, *(of_lines if len(of_lines) > 1 else ())):
         rotated = rerun(_digests(chosen), *rotation)
         if rotated is None:
@@ -230,7 +231,7 @@ def _record_cycles(
     tolerance: float,
 ) -> list[Cycle]:
     """Returns the cycles in which summaries [n, SUMMARY] moved, by their indices."""
-    came_from: dict[int, int] = {}
+    came_from: dict[int, int] = {}  # which record's values each record has after the rotation
     for index, summary in enumerate(second):
         (equal,) = np.nonzero(np.abs(first - summary).max(1) <= tolerance)
         if len(equal) == 1:
@@ -267,7 +268,10 @@ def changed_settings(
     rotated: Prepared,
     after: Prepared,
 ) -> tuple[str, ...]:
-    """Returns the names of settings that changed rows decide, and their order does not."""
+    """Returns the names of settings that changed rows decide, and their order does not.
+
+    Such a setting is the same with rotated rows as before, and another one with equal rows.
+    """
     return tuple(
         name
         for name, text in before.settings.items()

@@ -127,7 +127,7 @@ class Audit:
         result = script_runs.require_usable(target, first, self._options.budget)
         self._result = result
         self._answers = result.answers
-        # Of one run with its imports, without what the inspection took.
+        # What one run takes, with its imports and without its inspection.
         self._seconds = max(0.2, first.ended.seconds - result.inspecting)
         self._noise = _least_noise(first)
         self._delta = target.delta or result.marks.delta or 0.0

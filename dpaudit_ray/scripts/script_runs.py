@@ -110,7 +110,7 @@ def _in_order(
     requests: Iterator[RunRequest],
     submit: Callable[[RunRequest], futures.Future[EndedRun]],
 ) -> Iterator[EndedRun]:
-    """Yields runs in their requests' order, `width` at a time: which ends first may show a bit.
+    """Yields runs in the order of their requests, since which one ends first may show its bit.
 
     Args:
         width: number of runs at a time.
@@ -132,7 +132,7 @@ def _in_order(
 
 
 class LocalRunner:
-    """Child processes of this machine, `width` at a time, which share its cores, or so many."""
+    """Runs scripts in child processes of this machine, `width` at a time."""
 
     def __init__(self, target: Target, cores: int | None = None) -> None:
         """Starts the sandboxes, up to four.

@@ -56,7 +56,10 @@ def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
 
 
 def _changed_rows(a: PinnedStep, b: PinnedStep) -> Iterator[int]:
-    """Yields gradients of a step with the record that it changed, if it changed more than one."""
+    """Yields the numbers of gradients that changed in length in a step with the record.
+
+    The record's own gradient may change. Nothing is yielded unless another one did.
+    """
     x = np.nan_to_num(a.rows)
     y = np.nan_to_num(b.rows)
     permitted = 1  # gradients that may change

@@ -256,12 +256,13 @@ def delta_without_poisson(
     """
     h = np.linspace(-2, 10, 400) * noise
     below = special.ndtr(h / noise)
+    # A step's sum is larger than with −C: by 2 C if the record's gradient is C, by C if it is 0.
     below_with_record = [special.ndtr((h - shift) / noise) for shift in (2.0, 1.0)]
     if group > 1:
         chances = [1 - below ** (group - 1) * record for record in below_with_record]
     else:
         chances = [1 - (1 - rate) * below - rate * record for record in below_with_record]
-    shares = (int(times * share) for share in (0.1, 0.2, 0.4, 0.7))
+    shares = (int(times * share) for share in (0.1, 0.2, 0.4, 0.7))  # some k that are tried
     best = 0.0
     for k in sorted({1, 2, 3, 5, *shares, times}):
         if 1 <= k <= times:

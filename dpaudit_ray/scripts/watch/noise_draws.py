@@ -47,7 +47,7 @@ class NoiseDraws:
 
 
 def draw_once(actual: Release, other: Release) -> NoiseDraws:
-    """Returns what one other draw shows, as much as two draws around their mean."""
+    """Returns the noise that the step's own draw and one other show, around their mean."""
     change = difference(other, actual)
     squares = [square / 2 for square in squared_lengths(change)]
     constant = [np.zeros(len(part), dtype=np.bool_) for part in actual]

@@ -96,7 +96,7 @@ def _watch_private(run: WatchedRun) -> None:
         run.optimizers.append(OptimizerWatch(run, len(run.optimizers), optimizer))
 
     def adapt(loss: Any, /, *_: Any, **__: Any) -> None:
-        """Has the optimizer's watch take each change of its clipping bound by this loss."""
+        """Has the optimizer's watch called in place of the loss's method that adapts the bound."""
         for watched in run.optimizers:
             if watched.optimizer is loss.optimizer:
                 vars(loss)["_update_clip_and_noise"] = functools.partial(watched.adapt, loss)
@@ -234,7 +234,7 @@ class OptimizerWatch(StepWatch):
         if skips and skips[0]:  # a part of a step: Opacus adds up, and takes no step
             self._open_iteration = run.loaders.current
             self._add_part(self._passes())
-            with self._stepping():  # which asks `pre_step` whether to skip
+            with self._stepping():  # `step` calls `pre_step`, which decides that it is skipped
                 return call()
         self.finish_pinned()
         self._open_iteration = None
@@ -545,7 +545,7 @@ class OptimizerWatch(StepWatch):
 
 
 def _row_lengths(samples: Passes) -> list[float]:
-    """Returns the length of each example's gradient, over all parameters, pass after pass."""
+    """Returns the length of each example's gradient over all parameters, in the order of passes."""
     squares = []
     for passes in samples:
         lengths = [gradient.flatten(1).square().sum(1) for gradient in passes]

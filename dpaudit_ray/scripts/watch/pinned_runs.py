@@ -230,7 +230,7 @@ def _exchange_looked_up(
     draw = numbers[indices]
     for leaf in tree_leaves(batch):
         is_like = isinstance(leaf, torch.Tensor) and leaf.shape == draw.shape
-        # The exchanged record has the other one's number.
+        # All numbers agree, or all but that of the exchanged record, which is the other one's.
         if is_like and int((leaf != draw).sum()) < 2:
             break
     else:
@@ -270,7 +270,8 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
         return
     pinned = run.pinned
     batch = len(examples[0])
-    # Batches are among them, and the shortest array that has more rows is what they are drawn from.
+    # These arrays contain batches, too. The shortest array that is longer than a batch comes first:
+    # batches are drawn from it.
     tables = sorted(_arrays_of_script(), key=lambda table: (len(table) <= batch, len(table)))
     keys = [list(row_keys(rows)) for rows in examples]
     for table, number in itertools.product(tables, range(len(examples))):
@@ -408,6 +409,7 @@ def _varied_draw(
     change += f" record {indices[position]}, {name},"
     missing = position if leaves_out else None
     pinned.variations[np.array(indices).tobytes()] = change, missing
+    # Its neighbour in the batch takes its place; the first one's neighbour is the last one.
     replacement = [] if leaves_out else [indices[position - 1]]
     return [*indices[:position], *replacement, *indices[position + 1 :]]
 

@@ -70,7 +70,11 @@ class Followed:
         self._targets: list[int] = []  # rows that were changed
 
     def trace(self, frame: FrameType, event: str, value: Any) -> Any:
-        """Looks at the variables of the script's functions after each line."""
+        """Lists new arrays in the variables of the script's functions after each line.
+
+        It is a trace function of Python, which is called with the frame and the kind of event;
+        `value` is what a function returns.
+        """
         if not hooks.is_users(frame.f_code.co_filename):
             return None
         self._events += 1
@@ -102,6 +106,7 @@ class Followed:
             self._appeared.append(Appeared(name, len(array), self._events, self._line))
             if name in request.arrays:
                 self._targets = list(self._targets or request.targets or _extreme_rows(array))
+                # Without sources, all of these rows become equal to the one in the middle.
                 middle = [len(array) // 2] * len(self._targets)
                 _move_rows(array, self._targets, list(request.sources) or middle)
 

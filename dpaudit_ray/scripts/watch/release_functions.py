@@ -211,7 +211,8 @@ class Stream(StepWatch):
         """Inspects a step of correlated noise, which is known, and not drawn again."""
         if not self.run.request.inspects:
             return
-        count = 2  # draws that say as much as one around a known mean
+        # Two draws around their own mean show as much as one draw around a known mean, here 0.
+        count = 2
         mean = [-math.sqrt(1 + 1 / count) * part for part in white]
         constant = [np.zeros(len(part), dtype=np.bool_) for part in white]
         draws = NoiseDraws(count, squared_lengths(white), mean, constant)

@@ -244,7 +244,8 @@ class PrivateRecords:
 
 def _has_axes(rows: torch.Tensor, table: torch.Tensor) -> bool:
     """Returns whether a row is an eigenvector of the columns' second moments, about 0 or means."""
-    other = torch.arange(table.shape[1]).cos().to(table)  # is one only if all vectors are
+    # An arbitrary vector: if it is an eigenvector, every vector is, and the rows show nothing.
+    other = torch.arange(table.shape[1]).cos().to(table)
     vectors = torch.cat([other[None], rows])
     for centred in (table, table - table.mean(0)):
         images = vectors @ centred.T @ centred
@@ -265,7 +266,10 @@ def _has_centres(rows: torch.Tensor, table: torch.Tensor) -> bool:
 
 
 def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
-    """Returns whether a matrix is of the columns' covariance: whitens them, or has its axes."""
+    """Returns whether a matrix whitens the columns, or has the same axes as their covariance.
+
+    A matrix that is nearly diagonal does not count as one with these axes.
+    """
     if not _FEWEST_COLUMNS <= table.shape[1] <= _MOST_COLUMNS or len(rows) < _FEWEST_COLUMNS:
         return False
     covariance = torch.cov(table.T)
@@ -281,7 +285,10 @@ def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
 
 
 def _is_distinct(row: torch.Tensor) -> bool:
-    """Returns whether numbers are such as are not equal by chance or by convention."""
+    """Returns whether numbers have so many values that others equal them neither by chance nor use.
+
+    There must be three different values, or two that occur three times each.
+    """
     _, counts = torch.unique(row, return_counts=True)
     return len(counts) >= _FEWEST_VALUES or (
         len(counts) > 1 and int(counts.min()) >= _FEWEST_VALUES

@@ -41,7 +41,8 @@ def install(run: WatchedRun) -> None:
 
     def execute(*args: Any, **kwargs: Any) -> None:
         """Notes a command that may train."""
-        command = kwargs.get("args", args[:2][-1])  # Popen itself comes before it
+        # The first argument; in a call of `Popen.__init__`, the object comes before it.
+        command = kwargs.get("args", args[:2][-1])
         if program := _TRAINING.search(re.sub(r"[\[\]',]", "", str(command))):
             note(program[0].strip())
 

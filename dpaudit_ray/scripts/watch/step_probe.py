@@ -287,7 +287,11 @@ class StepWatch:
         return self.appended([length * w for w in v]) if member else None
 
     def _leave_out(self, member: bool) -> Change:
-        """Makes the last record a canary; an adversary who knows the parameters knows its part."""
+        """Makes the last record a canary: it is left out of the step unless `member`.
+
+        An adversary who knows the parameters knows the record's gradient. So the score is measured
+        along the change of the release by that record, from the mean of releases without it.
+        """
         without = self.without(self.rows - 1)
         seed = self.run.request.derived("draw", *self.at)
         with self.run.replay():

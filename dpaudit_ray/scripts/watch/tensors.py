@@ -131,6 +131,6 @@ def random_direction(shapes: Iterable[Sequence[int]], seed: int) -> list[torch.T
 
 
 def spread_indices(count: int, most: int) -> list[int]:
-    """Returns at most so many of `count` indices, evenly spread, each once."""
+    """Returns at most `most` of `count` indices, evenly spread, each once."""
     indices = (int(i * count / most) for i in range(min(most, count)))
     return list(dict.fromkeys(indices))

@@ -245,7 +245,7 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
 
 
 def _copies(keys: list[Any]) -> int:
-    """Returns how many records equal another one, unless so few that data may come like that."""
+    """Returns how many records equal another one; 0 if they are as few as in usual public data."""
     copies = len(keys) - len(set(keys))
     return copies if copies > _FEW_COPIES * len(keys) else 0
 
