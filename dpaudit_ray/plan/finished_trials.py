@@ -37,7 +37,7 @@ _UNLISTED = 8  # requests for packs that are not stored, each of about 10 ms
 
 @dataclass(frozen=True)
 class PackRange:
-    """Packs number `start` to `stop` - 1, which one file holds; it is None if they failed."""
+    """Packs number `start` to `stop` - 1, which one file holds; `file` is None if they failed."""
 
     file: Bounds | None
     start: int
@@ -142,7 +142,7 @@ class FinishedTrials:
     def _ready(self) -> Iterable[PackRange]:
         """Returns ranges of packs that can be consumed now.
 
-        If only a few packs are ready, each is a range of its own, and no files are listed.
+        If only a few packs are ready, each is a separate range, and no files are listed.
         """
         ranges = self._listed
         self._listed = None

@@ -168,8 +168,8 @@ def _last_scores(trials: Trials) -> Chart:
     if diverged:
         title += f" ({diverged} diverged trials not drawn)"
     kinds = dict.fromkeys(_WORLDS.values(), "step")
-    last_two = tables[-2:]  # one for each world, without the empty one
-    return chart(title, pd.concat(last_two), "score", "trials", kinds)
+    # One table for each world, without the empty one if there are any.
+    return chart(title, pd.concat(tables[-2:]), "score", "trials", kinds)
 
 
 def outline(

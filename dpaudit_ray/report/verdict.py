@@ -55,7 +55,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class _Judged:
-    """What the verdict on any audit has: `quote` is the ε to quote, `claim` the accountant's."""
+    """Fields of the verdict on any audit: `quote` is the ε to quote, `claim` the accountant's."""
 
     label: str
     verdict: Verdict

@@ -87,7 +87,7 @@ class Samplewise:
         """Returns `gradients` of every model, float [n, B, p].
 
         If `mapped`, `vmap` computes all examples at once, and several models if there are any;
-        else each example has a backward pass of its own.
+        else each example has a separate backward pass.
 
         Args:
             theta: parameters [n, p].
