@@ -54,8 +54,8 @@ def parts_between_looks(
     """
     first = packs.first
     while first <= packs.last:
-        last_due = due() - 1  # `due` counts trials, which are numbered from 0
-        number = audit.pack_number(max(last_due, first))
+        # The last of `due()` trials has this number less one: the first trial is 0.
+        number = audit.pack_number(max(due() - 1, first))
         _, end = audit.packs[number]
         yield packs.part(first, min(end, packs.last))
         first = end + 1
