@@ -301,6 +301,7 @@ def _problems(
     if isinstance(cause, _CarriedError):
         carried_error = cause.args[0]
         return list((carried_error.under(path[0]) if path[0] else carried_error).problems)
+    # The path has the key of the options, and an option of `model` itself; deeper, it has others.
     options = model.model_fields.items() if model and len(path) == 2 else ()
     fields = {field.alias or name: field for name, field in options}
     if kind == "extra_forbidden":

@@ -127,7 +127,10 @@ class PublicKnowledge(Protocol):
 
     @property
     def outside(self) -> tuple[Tensor, Tensor] | None:
-        """Records like the private ones, x and y, not trained on; those of its shadows; or None."""
+        """Records like the private ones that are not trained on, x and y; None without any.
+
+        An adversary that trains shadow models gets the records of these.
+        """
 
     @property
     def shadows(self) -> Tensor | None:
@@ -314,7 +317,7 @@ class CanaryAdversary(Adversary, Generic[C]):
 
     @abstractmethod
     def craft(self, public: PublicKnowledge, rng: Generator) -> C:
-        """Chooses the canary before training; arguments as of `begin`."""
+        """Chooses the canary before training; the arguments are those of `begin`."""
 
     def observer(
         self,

@@ -27,7 +27,7 @@ _PARAMETERS, _STEPS = 64, 10  # defaults: marked parameters, and simulated steps
 class Watermarked(TrajectoryAdversary[GradientCanary]):
     """Marks `parameters` (2n) of the model; by default 64, or as many as it has.
 
-    `subtract` is as of `watched-dimension`. `statistic` is the likelihood ratio of all that is
+    `subtract` is as in `watched-dimension`. `statistic` is the likelihood ratio of all that is
     known, or the paper's `sum`.
     """
 

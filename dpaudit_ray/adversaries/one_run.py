@@ -225,7 +225,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         return SampleCanary(x, y)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the loss of each canary; of a pair, that of the second minus that of the first."""
+        """Minus the loss of each canary; of a pair, the second one's loss minus the first one's."""
         losses = observed.losses(canary.x, canary.y)
         second = losses[:, self.count :] if self.replaces else 0.0
         scores = second - losses[:, : self.count]

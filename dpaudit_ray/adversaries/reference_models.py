@@ -14,9 +14,10 @@ _BLOCK = 4096  # records whose losses are computed together
 
 
 class ReferenceModels(FinalModelAdversary[SampleCanary]):
-    """Tosses a coin for each of so many private records; reports give LiRA of the second half.
+    """Tosses a coin for each of `records` private records; reports show LiRA's rates for them.
 
-    Batches are smaller by the records that are out. `period` is the number of batches in an epoch,
+    The first half of the training runs calibrates LiRA, which then attacks the second half. Batches
+    are smaller by the records that are out. `period` is the number of batches in an epoch,
     of which a record is in one. A score is log(p / (1 - p)) of its class, or minus the loss.
     """
 

@@ -179,6 +179,7 @@ def _with_bounds(
     """
     alpha = 1 - cell.audit.confidence
     shares = growth.shares(len(audit.foreseen))
+    # δ and confidence at each look: the looks share the error.
     levels = [(cell.audit.delta, 1 - share * alpha) for share in shares]
     level = levels[len(audit.looks) - 1]
     holding = [spec for spec in cell.audit.estimators if spec.method.status.holds]
@@ -215,7 +216,7 @@ def _with_bounds(
         outlook,
         largest_certifiable=stats.power.largest_certifiable(runs, *level),
         power=_power(audit.claim, aim, runs, *level),
-        trials_needed=needed * audit.canaries or None,
+        trials_needed=needed * audit.canaries or None,  # None instead of 0: no number is enough
         grows=len(powers) > 1 and needed in powers,
         status=stats.make("accuracy", planned=1).bound(*level).given(curve).status,
         likely=likely_bound,
@@ -281,6 +282,7 @@ def _with_simulated_bounds(
         power=powers[trials],
         trials_needed=_first_with_power(powers),
         status=spec.make(trials, canaries).bound(*level).given(curve, independent).status,
+        # A fifth of the simulated bounds, which rise, is smaller.
         likely=tight[round((1 - USUAL_POWER) * _DRAWS)] if finite_claim else math.nan,
     )
 
@@ -433,12 +435,12 @@ def extrapolated(
     seconds: Callable[[int], float],
     horizons: tuple[int, ...],
 ) -> float:
-    """Extrapolates the seconds of a pack from those of shorter ones.
+    """Extrapolates the seconds that a pack takes from the seconds of shorter packs.
 
     The model is linear: every step takes the same time, and so does every recorded step.
 
     Args:
-        seconds: times a pack that ends after so many steps.
+        seconds: times a pack that ends after a number of steps.
         horizons: the recorded steps of the pack.
     """
     last = horizons[-1]

@@ -134,7 +134,7 @@ class AuditState:
         return Snapshot(packs, self.decided, self.trials.complete, missed)
 
     def progress(self, activity: Activity) -> AuditProgress:
-        """Returns the progress of the audit; `activity` is that of the sweep's packs."""
+        """Returns the progress of the audit; `activity` is what the driver knows of the sweep."""
         if self._live_bound is None:
             bound = self._comparable(self._open_sweep.each_audit)
             # Its status and its assumptions follow from the curve that is claimed.

@@ -218,7 +218,7 @@ class Dispatcher:
             if answer is worker.greeting:  # it does not know the sweep
                 return self._lost_with(worker, WorkerDiedError(str(error)))
             outcome = Lost(worker.pack, str(error))
-        if answer is worker.greeting:
+        if answer is worker.greeting:  # answered by the trainer's place, not by an outcome
             worker.node, worker.address, machine = outcome
             self._pool.changed(worker)
             if why := self._compatibility.admit(worker.address, machine):

@@ -230,7 +230,7 @@ class PackQueue:
         self._returned.appendleft(pack)
 
     def done(self, pack: Pack) -> None:
-        """Takes a pack that is done; those that waited for it, and for nothing else, come next."""
+        """Takes a pack that is done. Packs that waited for this part alone come next."""
         for audit in pack.waiting if isinstance(pack, Part) else ():
             awaited = self._awaited.get(audit, set())
             awaited.discard(pack)

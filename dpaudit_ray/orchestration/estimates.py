@@ -77,7 +77,10 @@ class Estimates:
         return self.known_rows
 
     def _computed_rows(self) -> list[EstimateRow]:
-        """Computes the rows of all steps: exact bounds, then those of estimators, by accountant."""
+        """Computes the rows of all steps: exact bounds first, then the bounds of estimators.
+
+        Each bound has a row for every accountant.
+        """
         cell = self._cell
         level = (cell.audit.delta, cell.audit.confidence)
         independent = cell.mechanism.independent_canaries(cell.adversary)

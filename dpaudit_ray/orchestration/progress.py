@@ -131,7 +131,7 @@ class Progress:
 
     @property
     def trials(self) -> int:
-        """Planned trials; of a decided audit, those that are done."""
+        """Planned trials. A decided audit counts with the trials that are done."""
         return sum(a.trials if a.decided is None else a.done for a in self.audits)
 
     @property

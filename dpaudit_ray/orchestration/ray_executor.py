@@ -321,7 +321,7 @@ def connected(address: str | None) -> Iterator[Any]:
 
 
 def _require_head_address(address: str, origin: str) -> None:
-    """Raises NoClusterError for an address that cannot be that of a head's GCS."""
+    """Raises NoClusterError for an address that no head of a cluster can have."""
     if "://" in address:
         remedy = ""
         if origin:

@@ -62,9 +62,9 @@ class Brief:
         return cls(plan.seed, audits, tuple(cell.mechanism.precomputed() for cell in sweep.cells))
 
 
-# If a failed pack is run again and succeeds, at least so many trials are repeated, to see whether
-# they give the same. Randomised response at ε = 2 repeats one in 3.6 million packs of 64 trials,
-# and one in 3,800 packs of one trial: of these the first run may be the likely answer.
+# If a failed pack is run again and succeeds, it is repeated until at least this number of trials
+# was: they must give the same scores. Randomised response at ε = 2 repeats one in 3.6 million
+# packs of 64 trials, and one in 3,800 packs of one trial: its first run may have had the likely answer.
 RETRIED = 64
 _UNLIKE = "; run again, it did not give the same twice"
 _LONGEST_REASON = 300  # characters, of why a training diverged
@@ -209,7 +209,7 @@ class PackTrainer:
         return _attempt(self.prepare, part)
 
     def retry(self, pack: Pack, before: Failure) -> PackScores | Failure:
-        """Runs a pack again that failed; returns scores only if all runs of it give the same.
+        """Runs a failed pack again, several times; returns its scores only if all runs agree.
 
         If the code is not a function of its seed, a retry would pick among outcomes, and a failure
         that is more frequent for one bit than for the other would count for the adversary.
@@ -285,7 +285,7 @@ class PackTrainer:
         return self._sweep.cells[index].mechanism.with_precomputed(self._brief.precomputed[index])
 
     def _session(self, index: int) -> Session:
-        """Returns the open session of an audit; opens it, and closes that of the audit before."""
+        """Returns the session of an audit; opens it, and closes the session of another audit."""
         # Packs come audit by audit, so keeping one session open is enough.
         if not self._open_session or self._open_session[0] != index:
             self._open_session = None
@@ -317,7 +317,7 @@ def _require_some(outcome: Measured) -> None:
 def _pack_scores(
     pack: Pack, members: Members, steps: tuple[int, ...], outcome: Measured
 ) -> PackScores:
-    """Returns scores and utility by trial, NaN for failed ones, and the reasons of these.
+    """Returns scores and utility by trial: NaN if the trial failed, with the reason why it did.
 
     Args:
         pack: the trials.

@@ -144,7 +144,7 @@ class Capacity:
         return self.avoided | self._cluster.draining
 
     def crowded(self, trainers: Mapping[str, int]) -> set[str]:
-        """Returns the nodes that ran out of memory and have as many trainers as they may have."""
+        """Returns the nodes that ran out of memory and already have all trainers they may have."""
         most = {node: shortage.most() for node, shortage in self._shortages.items()}
         return {node for node, count in most.items() if trainers.get(node, 0) >= count}
 
@@ -261,7 +261,7 @@ class Capacity:
         self._tell(line)
 
     def _fitting(self) -> dict[str, int]:
-        """Returns how many trainers each node holds, of those that hold any."""
+        """Returns how many trainers fit on each node; nodes on which none fits are left out."""
         leaving = self.leaving
         fitting = {}
         for node in self._cluster.nodes:
@@ -397,7 +397,7 @@ class Pool:
             self.idle.pop(worker, None)
 
     def resize(self) -> None:
-        """Starts trainers where there is room and work; gives back those that are too many."""
+        """Starts trainers where there is room and work, and ends trainers that are too many."""
         now = time.monotonic()
         if now - self._last_resize < RESIZE_SECONDS:
             return

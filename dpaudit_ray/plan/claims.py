@@ -41,7 +41,7 @@ def of_steps(cell: Cell) -> tuple[Claim, ...]:
 
 
 def difference(claims: Claims, cell: Cell) -> str | None:
-    """Returns how recorded claims differ from those of the audit, None if they do not.
+    """Returns how recorded claims differ from what the audit claims; None if they do not.
 
     Accountants that may take minutes are queried for the last step only; others must lie in bounds.
 
@@ -236,7 +236,7 @@ def curves(
         training = replace(claimed, noise_multiplier=noise)
         if claimed.gaussian and (accountant == "gaussian" or not noise):
             return curve.gaussian(_mu(training))
-        # The points that matter are those of the Gaussian claim with the same ε at δ.
+        # The curve is computed at some ε: those of a Gaussian curve with the same ε at δ.
         epsilon = accounting.epsilon_of(training, delta, accountant).upper
         epsilons = curve.gaussian(float(gdp.mu(epsilon, delta))).epsilons
         return at_points(training, epsilons, accountant)

@@ -30,7 +30,11 @@ class Compactor:
         self._refused = False
 
     def gather_finished(self, audits: Sequence[FinishedTrials]) -> None:
-        """Gathers each group of packs of which all were consumed; takes all audits, in order."""
+        """Gathers each group of packs in which every pack was consumed.
+
+        Args:
+            audits: all audits of the run, in the order of the plan.
+        """
         if self._refused:
             return
         try:

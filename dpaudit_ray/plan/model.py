@@ -48,7 +48,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Part(Pack):
-    """Part number `first` of a preparation; `audit` is one of those that wait for it."""
+    """Part number `first` of a preparation; `audit` is one of the audits that wait for it."""
 
     waiting: tuple[int, ...]  # all audits that wait for it
     preparation: str  # its id

@@ -144,7 +144,7 @@ def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirecto
 
     Args:
         new: the sweep that was to be run.
-        recorded: that of the directory.
+        recorded: the sweep that the directory has.
         run: the directory.
     """
     changes = [
@@ -174,7 +174,7 @@ def differences(
 
     Args:
         old: a mapping, or a value.
-        new: likewise.
+        new: a mapping, or a value, that is compared with it.
         key: dotted key of both.
     """
     if isinstance(old, dict) and isinstance(new, dict):

@@ -89,7 +89,7 @@ _Text = Annotated[str, Field(max_length=LONGEST)]
 
 @dataclass(frozen=True)
 class MissedTrials:
-    """Trials of the audit with this id that failed in one way; `message` is that of the first."""
+    """Trials of one audit, by its id, that failed in one way; the first gave the `message`."""
 
     audit: str
     kind: _Text
@@ -255,7 +255,7 @@ class Record:
         self.replace(missed=tuple(missed), decided=entries)
 
     def replace(self, **fields: Any) -> None:
-        """Writes the file with other content of these fields. Raises StorageError."""
+        """Replaces these fields, and writes the file if that changes it. Raises StorageError."""
         with self._lock:
             content = replace(self._content, **fields)
             if content != self._content:

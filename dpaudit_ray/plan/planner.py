@@ -108,10 +108,10 @@ def cut(
 
 
 def pack_size(cell: Cell, sweep: Sweep) -> int:
-    """Returns how many trials a pack has: those of complete training runs or pairs.
+    """Returns how many trials a pack has: a multiple of the trials of a training run or pair.
 
     Raises:
-        SpecError: the declared number is not a multiple of these.
+        SpecError: the declared number is not such a multiple.
     """
     size = sweep.resources.pack_size
     unit = cell.together  # trials of one training run, or of one pair of runs

@@ -101,7 +101,7 @@ def changes(
     recorded: Code,
     code: Code,
 ) -> tuple[list[str], list[str]]:
-    """Returns differences in words: those that may change a score, and those that do not.
+    """Returns differences in words: first what may change a score, then what does not.
 
     Args:
         recorded: the code of a run directory.

@@ -174,8 +174,8 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
     """Raises RunDirectoryError unless the plan is this sweep's, with its accountants' claims.
 
     Args:
-        sweep: that of the run directory.
-        plan: that was read from it.
+        sweep: the sweep in the run directory.
+        plan: the plan in the run directory.
         run: the directory.
     """
     _check_numbers(sweep, plan, run)

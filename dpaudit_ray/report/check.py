@@ -119,7 +119,7 @@ class Checked:
         """Adds a `Difference`; values are shown with all their digits.
 
         Args:
-            file: that has the value.
+            file: name of the file that has the value.
             position: of the value in the file, in words.
             stored: the value; text is shown as it is.
             derived: what follows from the scores or the sweep.
@@ -625,7 +625,7 @@ def _behind(
 def _compare_estimates(
     sources: _Sources, index: int, rows: list[EstimateRow], stored: pd.DataFrame
 ) -> None:
-    """Compares recomputed estimates of an audit with stored ones of as many trials.
+    """Compares recomputed estimates of an audit with the stored ones, of the same trials.
 
     Args:
         sources: the run.

@@ -171,7 +171,7 @@ def _share_found(
             curve of which scores are the likelihood ratios.
         trials: trials of a simulated audit.
         alpha: error probability at which the claim counts as refuted.
-        delta: as of `ClaimTest`.
+        delta: δ at which the audit also tests a bound, for a part of its error; None for no bound.
         required: the simulation ends early once the share cannot reach this.
     """
 
@@ -240,7 +240,7 @@ def _share_by_odds(
 
     Args:
         test: the test of the claim.
-        odds: log odds of its trials, as of `ClaimTest.fitted_odds`.
+        odds: log odds of its trials, from `ClaimTest.fitted_odds`.
         looks: declared numbers of trials.
         trials: trials of a simulated audit.
         alpha: error probability at which the claim counts as refuted.
@@ -284,12 +284,13 @@ def for_weak(
     guesses = test.hits.guesses
 
     def first_size(rate: float | None) -> int | None:
-        """Returns the first of `sizes` with the required power, as of `_finds`; None for none."""
+        """Returns the first of `sizes` with the required power, by `_finds`; None if none has it."""
         for size in sizes:
             if _finds(test, looks, rate, size, alpha):
                 return size
         return None
 
+    # A low rate, which the adversary exceeds unless this run had luck.
     enough = first_size(clopper_pearson_lower(test.hits.hits, guesses, _LUCK))
     if enough:
         yield from _with_more_trials(run, enough, is_planned=enough in planned)

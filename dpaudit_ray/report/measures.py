@@ -104,6 +104,7 @@ class ObservedTradeOff:
             members: bool [n], whether the canary was in.
         """
         worlds = Worlds.observed(*checked(scores, members))
+        # Between scores; from the highest, where no trial counts as "in", to the lowest.
         descending = worlds.midpoints(profile.MOST)[::-1]
         thresholds = np.concatenate([[np.inf], descending, [-np.inf]])
         false_positives, false_negatives = worlds.errors(thresholds)
@@ -187,5 +188,5 @@ def _curve(
     points: int,
     accountant: str,
 ) -> Curve:
-    """Returns the claim as a curve at as many ε as `points`, from 0 to `top`."""
+    """Returns the claim as a curve at `points` values of ε, from 0 to `top`."""
     return claims.at_points(claimed, np.linspace(0.0, top, points), accountant)

@@ -115,7 +115,7 @@ class Subject:
 
 
 def of_claim(claim: Claim, delta: float) -> Subject:
-    """Returns a claim as a subject; an (ε, δ) also as that of Gaussian noise.
+    """Returns a claim as a subject. An (ε, δ) is also compared with Gaussian noise that meets it.
 
     Args:
         claim: the claim; an (ε, δ) has its own δ.

@@ -156,7 +156,7 @@ def steps_needed(noise: float) -> int | None:
 
 
 def _finds_alternative(noise: float, size: int) -> bool:
-    """Returns whether so many step trials find 0.7 of the noise in enough simulated audits."""
+    """Returns whether `size` step trials find 0.7 of the noise in enough simulated audits."""
     rng = np.random.default_rng(7)
     missed = 0
     for _ in range(_AUDITS):

@@ -45,6 +45,7 @@ def steps_on_same_records(claims: Sequence[Claim]) -> History:
     Args:
         claims: in the order in which their engines were made.
     """
+    # Of counts, `|` takes the larger one of each kind, and `-` leaves out what is not positive.
     of_this_process = Counts()
     of_earlier_process = Counts()
     for claim in claims:

@@ -43,8 +43,8 @@ class RunRequest:
         canary: "steps" puts one into every other step by coins, "run" into all steps or none.
         member: of a "run" canary, whether it is in.
         reseeds: constants that the script seeds generators with are mixed with `seed`.
-        most_steps: the run ends after so many releases.
-        seconds: the run ends at its first release after so many.
+        most_steps: number of releases after which the run ends.
+        seconds: the run ends at its first release after this time.
         one_more: the data set gets one record more.
         pinned: releases are replaced by pseudorandom numbers. "unchanged" changes nothing else;
             "exchanged" has another record in place of `record`; "varied" exchanges a record of
@@ -170,7 +170,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class LawDistance:
-    """Kolmogorov distance of so many standardised numbers of noise from the normal law."""
+    """Kolmogorov distance of standardised noise from the normal law, by `numbers` of its entries."""
 
     distance: float
     numbers: int
@@ -274,7 +274,7 @@ class Trial(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class Cut(Entry):
-    """The time budget ended the run after so many steps."""
+    """The time budget ended the run after this number of steps."""
 
     steps: int
 
@@ -402,7 +402,7 @@ class AccountedStep:
 
 @dataclass(frozen=True)
 class Report:
-    """An ε that the script was given by accountant number `claim`, after so many releases."""
+    """An ε that the script was given by accountant number `claim`, after `steps` releases."""
 
     delta: float
     epsilon: float

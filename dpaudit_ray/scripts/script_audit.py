@@ -390,7 +390,7 @@ class Audit:
             self._progress(f"{phase}: {counted} of {layer.planned} trials")
 
     def _budget_for(self, runs: int) -> str:
-        """Returns the budget that would pay for so many runs more, as `--budget` takes it."""
+        """Returns the budget that allows this number of further runs, as `--budget` takes it."""
         seconds = self._options.budget + runs * self._seconds / self._runner.width
         return f"{math.ceil(seconds / 60)}min" if seconds > 90 else f"{math.ceil(seconds)}s"
 

@@ -59,7 +59,7 @@ def of_page(page: Path, commit: str) -> Certificate:
         sentence=f"{audit.verdict}: {audit.headline}",
         guarantee=_guarantee(audit),
         evidence=_evidence(audit),
-        unchecked=[*audit.unchecked, *NOT_COVERED[1:]],
+        unchecked=[*audit.unchecked, *NOT_COVERED[1:]],  # the first of these is in `unchecked`
         identity=_identity(audit, commit, record),
         commitment=_COMMITMENT.format(audit.code.seed),
         checks=[

@@ -43,7 +43,7 @@ class Target:
         script: a .py or .ipynb file.
         function: the function that trains, without arguments; "" for the whole file.
         delta: δ of the claim, instead of that of the script's marks.
-        epsilon: ε of the claim, likewise.
+        epsilon: ε of the claim, instead of that of the script's marks.
         arguments: of the command line of a whole file.
         python: another interpreter that runs it.
     """

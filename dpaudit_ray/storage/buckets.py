@@ -299,6 +299,7 @@ class Bucket:
                 return objects
             if entry["path"].rpartition("/")[0] == folder:
                 objects.append(entry)
+        # The list has not gone past the folder: either nothing lies behind it, or the list is cut.
         self._require_end()
         return objects
 

@@ -188,6 +188,8 @@ def _read_struct(
     field = 0
     while byte := content[start]:
         start += 1
+        # How much larger the field's number is than the last one, or 0 if the number follows; and
+        # the type of its value. Booleans are in the type, and have no bytes.
         step, kind = divmod(byte, 16)
         if step:
             field += step

@@ -132,9 +132,9 @@ def held(
 
     Args:
         run: the run directory.
-        watch: as in `left_behind`, whose lease is taken over.
+        watch: seconds in which a stale lease does not change; as in `left_behind`.
         beat: seconds between renewals.
-        earlier: as in `left_behind`.
+        earlier: a lease that an earlier call of `left_behind` returned.
 
     Raises:
         RunDirectoryError: another driver works on this run.
@@ -260,7 +260,10 @@ def _where() -> dict[str, str | None]:
 
 
 def _started(pid: int) -> str | None:
-    """Returns the tick at which a process started, unlike that of later ones; None if it ended."""
+    """Returns the tick at which a process started; None if it has ended.
+
+    A later process with the same id has started at another tick.
+    """
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -214,7 +214,12 @@ def _distinguishing(
     parts: list[str],
     rows: list[Any],
 ) -> list[str]:
-    """Returns the keys for a label: those of `audit` only if rows are equal without them."""
+    """Returns the keys that a label names: keys of `audit` only if others are equal in some rows.
+
+    Args:
+        parts: keys that change together.
+        rows: their values, a list for each point if there are several keys.
+    """
     not_of_audit = [part for part in parts if not part.startswith("audit.")]
     if len(parts) == 1 or not not_of_audit:
         return parts

@@ -75,7 +75,10 @@ def vet(
             raise _refusal(_MIXES)
 
     def part(rows: slice | Tensor, batch: Tensor, expected: Tensor) -> Tensor:
-        """Calls the module on some rows of a batch only; returns its outputs."""
+        """Calls the module on some rows of a batch alone; returns its outputs.
+
+        They are compared with `expected`, the outputs of the whole batch.
+        """
         outputs = _outputs_of(module, batch[rows])
         check(outputs, expected[rows])
         return outputs

@@ -204,7 +204,7 @@ def _compare(
         The distance, None if it is unknown; and a finding if it is longer than it may be.
     """
     where = at_step(step.step, step.line)
-    squares = np.array(step.squares)
+    squares = np.array(step.squares)  # distances of the noise's draws from their mean, by tensor
     if not _is_finite(step):
         return None, None
     if not squares[: len(step.names)].any():
@@ -220,6 +220,8 @@ def _compare(
         return None, finding("bare", where, bare=bare)
     if noise is None or step.has_gaps:
         return None, None
+    # One record may move the release by the noise's standard deviation over σ: with the factor σ²,
+    # the squared distance is at most the noise's variance.
     shifted = noise**2 * shifted[:, is_noisy]
     squares = squares[is_noisy]
     degrees_of_freedom = max(1, step.draws - 1) * np.array(step.sizes)[is_noisy]

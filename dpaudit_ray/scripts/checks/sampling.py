@@ -183,7 +183,9 @@ def _is_uneven(draws: Draws, rate: float, level: float) -> bool:
     is_lower = special.bdtr(total, n * count, rate) < level
     if draws.squares is None or mean < 1 or is_lower:
         return False
-    square = draws.squares - 2 * mean * total + n * mean**2
+    square = draws.squares - 2 * mean * total + n * mean**2  # its mean is n times the variance
+    # The excess kurtosis of a binomial count: with it, mean² / variance of the sum is
+    # n / (2 + kurtosis), which is the shape of the gamma law.
     kurtosis = (1 - 6 * rate * (1 - rate)) / variance
     shape = n / (2 + kurtosis)
     return bool(special.gammaincc(shape, square / (n * variance) * shape) < level)
@@ -193,6 +195,7 @@ def _shared_records(draws: Draws, rate: float) -> float:
     """Returns how many standard deviations more records are shared in windows than by chance."""
     if draws.windows == 0:
         return 0.0
+    # How often a record is drawn in a window, and the probability of that by independent draws.
     k = np.arange(min(draws.window, 60) + 1, dtype=np.float64)
     probability = special.binom(draws.window, k) * rate**k * (1 - rate) ** (draws.window - k)
     pairs = k * (k - 1) / 2

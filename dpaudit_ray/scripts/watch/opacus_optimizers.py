@@ -315,6 +315,7 @@ class OptimizerWatch(StepWatch):
         self.rows = rows if passes else records
         if passes and records and examples != records:
             size = run.networks.records_each
+            # Are there as many gradients as micro-batches of this size, the last one shorter?
             records_each = size if 0 <= records - examples * size < size else 1
             step = UnevenStep(self.steps, examples, records, self._backwards, records_each)
             run.uneven.append(step)
@@ -404,7 +405,7 @@ class OptimizerWatch(StepWatch):
         """Implements `StepWatch.without`; `index` counts over all backward passes of the step."""
 
         def change(optimizer: Any) -> None:
-            """Takes the example's gradient out of that of each parameter."""
+            """Takes the example's row out of the gradients of each parameter."""
             for p in optimizer.params:
                 row = index
                 is_list = isinstance(p.grad_sample, list)
@@ -427,7 +428,7 @@ class OptimizerWatch(StepWatch):
             return torch.cat([sample, tensor.to(sample).reshape(1, *sample.shape[1:])])
 
         def change(optimizer: Any) -> None:
-            """Appends the gradient to that of each parameter."""
+            """Appends the example's row to the gradients of each parameter."""
             for p, tensor in zip(optimizer.params, row, strict=True):
                 sample = getattr(p, "grad_sample", None)
                 if self.ghost:  # which has the clipped sum, and no rows
@@ -501,6 +502,8 @@ class OptimizerWatch(StepWatch):
             optimizer.original_optimizer.step = catch
             with self._changed(change):
                 self._call()
+            # A release is what the step itself adds to the parameters, and what it hands to the
+            # wrapped optimizer; if there is neither, the gradients that it leaves.
             shifts = (p.data - old for p, old in zip(params, before, strict=True))
             release = flat_vectors(shifts)
             if caught:

@@ -59,7 +59,7 @@ def install(run: WatchedRun) -> None:
 
 
 def _seed_entropy(run: WatchedRun) -> None:
-    """Makes random seeds those of the request."""
+    """Derives from the request all seeds that a script would get from the operating system."""
     entropy = random.Random(run.request.derived("entropy"))
 
     @around(os, "urandom")
@@ -344,9 +344,12 @@ def exchange(data: Any, record: int) -> None:
 
 
 def exchange_half(data: Any) -> dict[int, int]:
-    """Puts the second record in the place of every other one; returns their indices, likewise.
+    """Puts the second record in the place of every other one.
 
-    A share or a threshold that is rounded changes with so many equal records, too.
+    If half of the records are equal, even a share or a threshold that is rounded changes.
+
+    Returns:
+        The index of the record in its place, by the index of each that was replaced.
     """
     size = len(data) if hasattr(data, "__len__") else 0  # of a stream, nothing is exchanged
     substitutes = dict.fromkeys(range(0, size - 1, 2), 1)

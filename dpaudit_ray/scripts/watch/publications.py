@@ -193,7 +193,7 @@ class _KnownTensors:
 
     @property
     def has_each_cycle(self) -> bool:
-        """Whether parameters of every so many steps are published: no record has chosen them."""
+        """Whether parameters of equally distant steps are published: no record has chosen them."""
         gaps = np.diff([0, *sorted(self._earlier_steps), self._last_step])
         return len(gaps) > _FEWEST_CYCLES and len(set(gaps.tolist())) == 1
 

@@ -189,6 +189,8 @@ class Stream(StepWatch):
         for weight, noises in zip(row, self._noises, strict=False):
             white = [total + weight * part for total, part in zip(white, noises, strict=True)]
         self._white = white
+        # The sensitivity of C is the largest length of the change by one record, which takes part
+        # in steps `first`, `first` + b, ...
         sizes = []
         for first in range(min(separation, len(matrix))):
             change = np.abs(matrix)[:, first::separation].sum(axis=1)

@@ -59,7 +59,7 @@ class Clock:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run had its seconds, or with waits so many times more."""
+        """Whether the run had its seconds without waits, or _LONGEST times as many with waits."""
         seconds = max(self.elapsed, (time.monotonic() - self._start) / _LONGEST)
         return self._limit is not None and seconds > self._limit
 

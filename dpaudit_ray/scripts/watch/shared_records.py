@@ -285,7 +285,7 @@ def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
 
 
 def _is_distinct(row: torch.Tensor) -> bool:
-    """Returns whether numbers have so many values that others equal them neither by chance nor use.
+    """Returns whether numbers are so varied that others are not equal to them by chance.
 
     There must be three different values, or two that occur three times each.
     """

@@ -168,7 +168,7 @@ class StepWatch:
         """Returns the change that leaves out an example."""
 
     def names(self, count: int) -> list[str]:
-        """Returns the names of so many tensors of a release."""
+        """Returns the names of the `count` tensors of a release."""
         return [f"array {index}" for index in range(count)]
 
     def direction(self) -> list[torch.Tensor]:
