@@ -64,7 +64,8 @@ class Brief:
 
 # If a failed pack is run again and succeeds, it is repeated until at least this number of trials
 # was: they must give the same scores. Randomised response at ε = 2 repeats one in 3.6 million
-# packs of 64 trials, and one in 3,800 packs of one trial: its first run may have had the likely answer.
+# packs of 64 trials. It repeats one in 3,800 packs of one trial, whose first run may have had the
+# likely answer.
 RETRIED = 64
 _UNLIKE = "; run again, it did not give the same twice"
 _LONGEST_REASON = 300  # characters, of why a training diverged

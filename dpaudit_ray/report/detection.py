@@ -284,7 +284,7 @@ def for_weak(
     guesses = test.hits.guesses
 
     def first_size(rate: float | None) -> int | None:
-        """Returns the first of `sizes` with the required power, by `_finds`; None if none has it."""
+        """Returns the first of `sizes` with the required power, by `_finds`; None if none has."""
         for size in sizes:
             if _finds(test, looks, rate, size, alpha):
                 return size

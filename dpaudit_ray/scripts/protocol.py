@@ -170,7 +170,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class LawDistance:
-    """Kolmogorov distance of standardised noise from the normal law, by `numbers` of its entries."""
+    """Kolmogorov distance of standardised noise from the normal law, by some `numbers` of it."""
 
     distance: float
     numbers: int
