@@ -65,7 +65,7 @@ class View:
         if progress is None:
             return _one_line(f"{self.pace} ...")
         parts: list[RenderableType] = [_one_line(_totals(progress, f"  {self.pace}"))]
-        rows = max(height * 2 // 3 - 4, 0)
+        rows = max(height * 2 // 3 - 4, 0)  # for audits; four more are totals, legend, head and end
         if rows == 0:
             return Group(*parts)
         legend, labels = shorten_labels([printable(audit.label) for audit in progress.audits])

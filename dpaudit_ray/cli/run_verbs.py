@@ -76,6 +76,7 @@ def run(  # noqa: PLR0913 (options of a command line)
             )  # fmt: skip
             display.phase("judging the claims")
             opened = result.run
+            # Who stops a run does not wait until many trials are judged.
             answer = verdict.current_or_stored if result.stopped else verdict.current
             summary = answer(opened, display.judging)
         except KeyboardInterrupt:

@@ -163,7 +163,7 @@ def show_answer(run: Run, answer: Answer | None) -> None:
 
 
 def progress_figure(row: dict[str, Any]) -> Figure:
-    """Returns the trials that are done, of those that are planned if these are more."""
+    """Returns the number of finished trials, and of planned ones if they are not the same."""
     done = number(row["done"])
     if row["done"] == row["trials"]:
         return Figure(done)
@@ -192,9 +192,10 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
             "audit": [a.label for a in audits],
             "verdict": [a.verdict for a in audits],
             **quote_columns([a.quote for a in audits]),
+            # None: no noise that was tried is refuted.
             "noise\nat most": [a.effective_noise or Figure("any") for a in audits],
         }
-        if len(audits) > 1:
+        if len(audits) > 1:  # of a single audit, the answer's sentence has them
             sentences += [f"{a.label}: {a.failed_trials}" for a in audits if a.failed_trials]
         if details:
             power_head = f"power at\n{verdict.LESS_NOISE}".replace("% ", "%\n")
@@ -226,7 +227,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
             "claim": [Figure(claimed(a.claim)) for a in exact],
             "step": [a.step for a in exact],
         }
-        terminal.show_table("" if audits else heading, columns)
+        terminal.show_table("" if audits else heading, columns)  # the first table has the heading
         if details:
             sentences.append(
                 "exact, no trials: eps is computed at every recorded step; it is a violation if it "
@@ -253,6 +254,7 @@ def show_plan(name: str, outlook: Outlook) -> None:
             "done": [a.packs_done for a in audits],
             "eps claim": [Figure(claimed(a.claim)) for a in audits],
             "max eps": [a.largest_certifiable for a in audits],
+            # None where ε is computed without trials.
             "power": [None if a.power is None else _power(a) for a in audits],
             "needed": [a.trials_needed for a in audits],
             "time": [duration(a.seconds) if a.sampled else None for a in audits],

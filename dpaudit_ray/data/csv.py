@@ -85,7 +85,7 @@ class Csv(Data):
         if problems:
             first, *details = [f"{source}: {problem}" for problem in problems]
             raise DataError(first, details=tuple(details))
-        columns = [np.empty((len(table), 0))]
+        columns = [np.empty((len(table), 0))]  # a table of the label alone has no other
         for name in table.columns.drop(label):
             cells = table[name].to_numpy()[:, None]
             if name in self.categories:
@@ -106,20 +106,22 @@ class Csv(Data):
         """
         try:
             _, label, table = self._table(nameless=True)
-        except DataError as error:
+        except DataError as error:  # text in another encoding: guess again with that one
             if not isinstance(error.__cause__, UnicodeError) or self.encoding != "utf-8":
                 raise
             return self._guess_with("encoding", self._other_encoding())
         kinds = {name: _content_and_option(table[name]) for name in _text_columns(table)}
+        # If one column has a decimal comma, the table is read anew by that option.
         has_commas = any(option == "decimal" for _, option in kinds.values())
         if has_commas and self.decimal == ".":
             return self._guess_with("decimal", ",")
         values = sorted(table[label].dropna().unique().tolist())
+        # A label of numbers is learned as such if it has fractions, or too many values for classes.
         is_continuous = label not in kinds and (
             len(values) > _MANY or any(value % 1 for value in values)
         )
         kinds.pop(label, None)
-        reasons = {}
+        reasons = {}  # why columns are left out
         for name in table.columns.drop(label):
             if _is_row_number(name, table[name]):
                 reasons[name] = "it only numbers the rows"

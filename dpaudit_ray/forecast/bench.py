@@ -144,6 +144,7 @@ def measure(
     for name, training in trainings.items():
         recipe = training.recipe
         device = training.initial.device
+        # Without `packs`, a GPU is measured with all sizes that fit, a CPU with the workload's.
         usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
         seconds = {}  # of a step of one model, by the number of models in a pack
         for number in packs or usual:
@@ -167,6 +168,7 @@ def measure(
         rows.append(row)
     side = _SIDE if device.type == "cpu" else _SIDE_ON_GPU
     a = torch.randn(side, side, device=device)
+    # A product of n x n matrices takes 2 n³ operations.
     product = 2 * side**3 / _median_seconds(lambda: a @ a, device, repeats)
     return Benchmark(provenance.device(gpu), threads, gpu, product, tuple(rows))
 

@@ -128,7 +128,7 @@ def forecast(
     enough = outcomes.decided(run, sweep, plan)
     unfinished = finished_trials.remaining(run, plan, enough)
     remaining = [pack for pack in unfinished if pack not in left_out]
-    made: dict[tuple[str, int], Arrays] = {}
+    made: dict[tuple[str, int], Arrays] = {}  # parts that are computed here, to be timed
 
     def call(method: str, audit: int) -> tuple[Arrays, ...]:
         """Answers a trainer, which calls its aggregator only for prepared parts."""
@@ -156,6 +156,7 @@ def forecast(
         if cell.sampled:
             outlook = _with_bounds(outlook, audit, cell)
         audits.append(outlook)
+    # As many trainers as `dpaudit run` would start on this machine.
     cores = len(os.sched_getaffinity(0))
     workers = max(1, int(cores / sweep.resources.num_cpus))
     limit = sweep.resources.max_concurrent_trainers

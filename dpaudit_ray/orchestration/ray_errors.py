@@ -53,7 +53,7 @@ def last_line(error: BaseException) -> str:
 def joining_trouble(error: BaseException) -> RayTrouble:
     """Returns why a cluster cannot be joined."""
     text = str(error)
-    if mismatch := _MISMATCH.search(f"{text}\n"):
+    if mismatch := _MISMATCH.search(f"{text}\n"):  # its last group ends with white space
         cluster_ray, cluster_python, own_ray, own_python = mismatch.groups()
         reason = (
             f"the cluster has Ray {cluster_ray} and Python {cluster_python}, "

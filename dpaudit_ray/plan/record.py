@@ -60,6 +60,7 @@ def from_json(raw: Any) -> Plan:
 
 def _check_audit(audit: PlannedAudit, index: int) -> None:
     """Raises ValueError for an audit that no planner makes."""
+    # The id is the name of a folder, so nothing in it may lead elsewhere.
     name = audit.id.removeprefix(f"{index:03d}-").removesuffix(f"-{audit.fingerprint[:8]}")
     same_id = audit.id == f"{index:03d}-{name}-{audit.fingerprint[:8]}"
     if not same_id or not all(c.isalnum() or c == "-" for c in name):
@@ -69,6 +70,7 @@ def _check_audit(audit: PlannedAudit, index: int) -> None:
     steps = len(audit.horizons)
     lengths = {len(values) for values in (*audit.claims.values(), audit.claimed or audit.horizons)}
     problem = None
+    # Each pack begins where the one before it ends, the first at 0; the last ends with the trials.
     if [*starts, audit.trials] != [0, *ends] or any(map(operator.ge, starts, ends)):
         problem = f"the packs do not make up its {audit.trials} trials"
     elif audit.canaries and any(end % audit.canaries for end in ends):

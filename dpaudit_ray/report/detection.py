@@ -445,6 +445,7 @@ def _stronger(
     Returns:
         None if it would not, or if some adversary of the run has as much access.
     """
+    # It must see or plant more than each adversary of the run, and nothing less.
     access = _access(adversary)
     for cell in run.sweep.cells:
         least = _access(cell.adversary)
@@ -465,6 +466,7 @@ def _stronger(
     alpha = (1 - min(cell.audit.confidence for cell in cells)) / len(cells)
     curves = {claims.family(cell)(cell.claimed().noise) for cell in cells}
     tests = [ClaimTest(curve, audit.trials) for curve in curves]
+    # With the same number of trials, growth that is planned may decide; with more, a single look.
     for factor in (1, *_MORE):
         trials = factor * audit.trials
         looks = growth.looks(trials, cells[0].audit.up_to)

@@ -138,7 +138,7 @@ def numbers(
     claims = audit.claims[audit.accountant]
     last = len(audit.horizons) - 1
     spaced = np.linspace(0, last, _STEPS).round().astype(int)
-    positions = np.unique(spaced)
+    positions = np.unique(spaced)  # at most _STEPS of the recorded steps
     if len(positions) > 1:
         steps = [audit.horizons[position] for position in positions]
         content["steps"] = steps

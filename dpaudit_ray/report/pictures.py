@@ -32,11 +32,11 @@ def of_run(run: Run, roc: list[pd.DataFrame]) -> Iterator[Picture]:
     for estimator, caption in whole_run.captions(run).items():
         suffix = f"-{estimator}" if estimator else ""
         bounds = whole_run.bounds_table(run, estimator)
-        if estimator is None:
+        if estimator is None:  # the bars are of the bounds that are quoted
             bars = [charts.of_bounds(bounds)]
             file = png(whole_run.bars_figure(bounds))
             yield Picture("overview", "Lower bound and claim of every audit", bars, file)
-        small = estimator == "closed-form"
+        small = estimator == "closed-form"  # this bound is far below its claim
         evolution = whole_run.evolution_figure(bounds, small=small)
         if evolution is not None:
             panels = charts.of_evolution(bounds, small=small)

@@ -47,7 +47,7 @@ def repeated(
         plan: its plan.
         share: between 0 and 1; at least one pack is trained.
     """
-    packs = []
+    packs = []  # number of the audit, and a range of one pack
     for index, audit in enumerate(plan.audits):
         for stored in stored_ranges(run, audit):
             for number in range(stored.start, stored.stop):
@@ -66,6 +66,7 @@ def repeated(
     count = math.ceil(share * len(packs))
     numbers = secrets.SystemRandom().sample(range(len(packs)), count)
     for position in sorted(numbers):
+        # A pack that failed must fail again; a stored one must give the same scores.
         index, single = packs[position]
         audit = plan.audits[index]
         pack = Pack(index, *audit.packs[single.start])

@@ -722,6 +722,7 @@ def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:
             yield f"a separate run with another seed: {reason}: {fresh[1]}"
 
     if verdict.verdict is Verdict.VIOLATION:
+        # Verdicts are of the sampled audits alone.
         sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.sampled]
         for index, audit in zip(sampled, verdict.audits, strict=True):
             is_refuted = audit.verdict is Verdict.VIOLATION

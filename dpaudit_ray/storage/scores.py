@@ -236,7 +236,7 @@ class PackScores:
         """
         error = ValueError(f"it does not hold trials {first} to {last} of {audit}")
         n = last - first + 1
-        k, excess = divmod(len(table), n)
+        k, excess = divmod(len(table), n)  # rows of a trial: one for each recorded step
         if k == 0 or excess:
             raise error
         measured = {}
@@ -262,6 +262,7 @@ class PackScores:
             reasons(DIVERGED),
             stated=(table.schema.metadata or {}).get(_DIGEST, b"").decode("ascii", "replace"),
         )
+        # All other columns follow from the pack: they must be as it would write them.
         if not pack.table(audit).drop(["score", *measured]).equals(unmeasured):
             raise error
         for values in pack._measured:

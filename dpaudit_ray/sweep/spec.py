@@ -134,7 +134,7 @@ def from_raw(
     with mistakes.noted():
         resources = validated(ResourceSpec, tree.get("resources", {}), "resources")
     mistakes.errors = [_placed(error) for error in mistakes.errors]
-    mistakes.settle()
+    mistakes.settle()  # raises all of them; behind it, the parts are valid
     _refuse_twins(cells)
     if any(cell.unimported for cell in cells):
         heading["stated"] = recorded

@@ -100,6 +100,7 @@ def read_data(
     absolute = str(source.absolute())
     if not os.path.exists(source):
         raise DataError(f"--data-path: nothing is at {absolute}; give a file or a folder")
+    # A path below the sweep file's folder is written relative to it, so that both can be moved.
     below = source.resolve().is_relative_to(folder.resolve())
     written = os.path.relpath(source, folder) if below else absolute
     if name is None:

@@ -165,7 +165,7 @@ def _fastest_right(candidate: Candidate, expected: "_Expected") -> Way:
             """Returns how sums differ when packed this way; None if they are right."""
             return _difference(candidate, partial(packed, groups, False, mapped), expected)
 
-        for mapped in (False, True):
+        for mapped in (False, True):  # the faster one first
             problem = problem_of(None, mapped) or problem_of(GPU_MOST, mapped)
             if problem is None:
                 problem = _difference_among_many(candidate, packed, expected, mapped)
@@ -341,6 +341,7 @@ def _error_among_many(
 
     rows = torch.arange(len(y), device=y.device)
     errors = [0.0]
+    # The sum over a batch, or over what is left of it, must be that over its two parts.
     total = sums(rows)
     few, _ = candidate.few(theta.dtype)
     for first, second in halves(y, len(few)):
@@ -349,7 +350,7 @@ def _error_among_many(
         errors.append(relative_error(first_sum + second_sum, total, least))
         rows = rows[first]
         total = first_sum
-    if len(theta) > 1:
+    if len(theta) > 1:  # the first and the last model of a group must not depend on the others
         group = Groups(len(theta), len(theta))
         copies = x[:1].expand_as(x)
         grouped = make(group).clipped_sums(theta, copies, y, clip_norm)

@@ -36,6 +36,7 @@ def heat_map(run: Run) -> Figure:
     measured = epsilons[~np.isnan(epsilons)]
     largest = float(measured.max(initial=0.0))
     panels = by_key.panels
+    # Inches of margins, and of each cell.
     width = 1.6 + 0.42 * len(by_key.columns) * len(panels)
     height = 1.2 + 0.36 * len(by_key.rows)
     with canvas(width, height, 1, len(panels)) as (figure, grid):
@@ -53,7 +54,7 @@ def heat_map(run: Run) -> Figure:
             for row, column in np.argwhere(~np.isnan(values)):
                 value = values[row, column]
                 if values.size <= _MOST_LABELLED:
-                    colour = "black" if value > largest / 2 else "white"
+                    colour = "black" if value > largest / 2 else "white"  # large values are light
                     centred = {"ha": "center", "va": "center"}
                     axes.text(column, row, f"{value:.2g}", **centred, color=colour)
         deltas = [cell.audit.delta for cell in run.sweep.cells]

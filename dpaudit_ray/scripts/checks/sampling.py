@@ -60,6 +60,7 @@ class Sampling(Check):
         summary = ""
         for draws in result.draws:
             summary = _judge_draws(draws, inspection, judgement)
+        # Draws without a step, and steps with another number of gradients than records.
         empty = result.unused.count(0)
         not_empty = len(result.unused) - empty
         if not_empty:

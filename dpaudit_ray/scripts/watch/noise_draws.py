@@ -107,6 +107,7 @@ class StepNoise:
         """
         parts = []
         for part, square in zip(draws.mean, draws.squares, strict=True):
+            # Of a number of the step's noise, measured from the mean of the draws.
             variance = square / ((draws.count - 1) * len(part)) * (1 + 1 / draws.count)
             varies = variance > 0 and len(part) > 1
             parts.append(-part[:_COMPARED] / np.sqrt(variance) if varies else np.zeros(0))

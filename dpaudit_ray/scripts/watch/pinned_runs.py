@@ -83,6 +83,7 @@ def _draw_alike(run: WatchedRun) -> None:
         """Multiplies all records by one mask of dropout."""
         if x.dim() < 2 or in_functorch():
             return original(x, *args, **kwargs)
+        # Dropout of ones gives the mask, already scaled.
         return x * original(x.new_ones(1, *x.shape[1:]), *args, **kwargs)
 
     def draw(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -163,7 +163,7 @@ def _install(state: WatchedRun) -> None:
         reseeds = state.request.reseeds
         return original(state.request.derived("constant", int(seed)) if reseeds else seed)
 
-    is_saving = False
+    is_saving = False  # within a function that saves
 
     def save(original: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes what the script itself saves; to save parts, such functions call each other."""
