@@ -48,6 +48,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
             )
         if self.choice == "simulated":
             movement = self._movement(public, int(rng.integers(2**63)))
+            # A vector of indices, of a single canary too.
             dimensions = movement.argsort()[:count] if count > 1 else movement.argmin()[None]
         else:
             # One dimension takes fewer draws than a permutation, and keeps the scores of old runs.

@@ -64,7 +64,7 @@ class Label(Adversary):
             batch_size: records whose labels are unknown.
         """
         index = self.layer_index(len(sizes) - 1)
-        into, out = sizes[index : index + 2]
+        into, out = sizes[index : index + 2]  # neurons before the layer, and in it
         if self.row is not None and self.row >= out:
             raise SpecError(
                 "adversary.neuron",
@@ -73,6 +73,8 @@ class Label(Adversary):
             )
         if self.crafts and self.layer != "input":
             raise SpecError("adversary.crafts", f"needs layer: input, not {self.layer}")
+        # Each observed weight gives an equation for the labels. Crafted records differ by vectors
+        # of the null space of the first layer's weights, which has into - out dimensions.
         equations, kind = into, "observed weights"
         if self.crafts:
             equations, kind = into - out, "features beyond those neurons"

@@ -62,7 +62,7 @@ def risk(  # noqa: PLR0913 (options of a command line)
         entries = {}
         for label, by_name in by_label.items():
             entries[label] = {name: asdict(most) for name, most in by_name.items()}
-        terminal.show_json(entries.get("", entries))
+        terminal.show_json(entries.get("", entries))  # the risks alone, of a claim without a label
         return
     for label, by_name in by_label.items():
         _show_risks(label, by_name)

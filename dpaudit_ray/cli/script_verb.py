@@ -197,7 +197,7 @@ def _progress(budget: float) -> Iterator[Callable[[str], None]]:
         yield set_phase
     finally:
         ended.set()
-        writer.join(1.0)
+        writer.join(1.0)  # a terminal that is paused does not stop the audit
 
 
 def _show(verdict: ScriptVerdict, page: Path) -> None:

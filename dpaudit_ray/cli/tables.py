@@ -326,7 +326,7 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
         terminal.explain(f"max eps and power assume a Gaussian curve for {labels}")
     weak = [audit for audit in audits if (audit.power or 0.0) < USUAL_POWER]
     if weak:
-        weak.sort(key=lambda audit: audit.power or 0.0)
+        weak.sort(key=lambda audit: audit.power or 0.0)  # advice is for the weakest one
         labels = and_more([audit.label for audit in weak])
         advice = "; ".join(_advice(weak[0]))
         terminal.explain(f"power {_power(weak[0])}, {labels}: {advice}")

@@ -43,7 +43,7 @@ class Npz(Data):
             problem = f"x must be real numbers [N, ...], got {kind} {x.shape}"
             raise DataError(f"{source}: {problem}; a table with text is read as a CSV file")
         require_finite(x, source)
-        has_images = x.dtype == np.uint8 and x.ndim == 4
+        has_images = x.dtype == np.uint8 and x.ndim == 4  # other arrays are used as they are
         if has_images and x.shape[3] > _CHANNELS >= x.shape[1]:
             raise DataError(
                 f"{source}: x are images {list(x.shape)}, with channels first; uint8 images are "

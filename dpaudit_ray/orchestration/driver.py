@@ -339,7 +339,7 @@ class FailureBudget:
                     f"(last: {loss.reason}); {RESUME}"
                 )
             self._tell(f"worker lost ({self.losses} of at most {most}): {loss.reason}")
-        if loss.foreseen or not pack:
+        if loss.foreseen or not pack:  # the pack is not to blame
             return True
         self._deaths_under[victim, pack] += 1
         if self._deaths_under[victim, pack] < limit:

@@ -277,6 +277,7 @@ class JobsClient:
         message = str(info.message).strip().splitlines() or ["no reason is known"]
         if code is None:
             raise ClusterError(f"job {submission} failed ({message[0]}); try again")
+        # Python reports a signal as a negative code, a shell as 128 and its number.
         signal_number = -code if code < 0 else code - _SIGNALLED
         if signal_number > 0:
             self._tell(f"the driver was killed by signal {signal_number}; the same command resumes")

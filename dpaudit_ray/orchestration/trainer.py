@@ -139,7 +139,7 @@ class PackTrainer:
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", name, trained, seconds - trained)
         failed_trials = len(result.missed) if isinstance(result, PackScores) else 0
-        runs = runs_of(pack) if before else 1
+        runs = runs_of(pack) if before else 1  # the time of one run is reported
         return Done(pack, seconds / runs, not self.resumed, failed_trials, self.opening)
 
     def train(self, pack: Pack, afresh: bool = False) -> PackScores:

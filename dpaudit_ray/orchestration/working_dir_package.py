@@ -198,6 +198,8 @@ class WorkingDirPackage:
             full = self.folder / path
             if _matches(path, self._omitted):
                 continue
+            # Code is never taken for a secret. A package, and a folder in one, may have a name that
+            # tools use for what they make.
             is_package = (full / "__init__.py").is_file()
             is_code = is_package or _matches(path, CODE)
             is_secret = not is_code and _matches(Path(str(path).lower()), SECRETS.split())

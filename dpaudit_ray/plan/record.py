@@ -281,6 +281,7 @@ def check_estimates(
             for step, epsilon in zip(audit.horizons, epsilons, strict=True):
                 planned.add((audit.id, step, accountant, epsilon))
     names = {(name,) for name in (*stats.estimators(), *more_names)}
+    # Values that groups of columns may have together.
     possible: dict[tuple[str, ...], set[Any]] = {
         ("audit", "step", "accountant", "epsilon_upper"): planned,
         ("status",): {(str(status),) for status in Status},

@@ -140,6 +140,7 @@ def _bounds(estimates: pd.DataFrame) -> Chart:
         assumes = Status(row["status"]).assumes(row["mu_lower"])
         labels[row["estimator"]] = f"{row['estimator']}{mark} ({assumes})"
     bounds["series"] = bounds["estimator"].map(labels)
+    # Drawn once more, as a mark.
     above = bounds[bounds["above_claim"]].assign(series="above its claim")
     columns = ["series", "x", "y"]
     table = pd.concat([claims[columns], bounds[columns], above[columns]])

@@ -262,7 +262,7 @@ def check_run(
     sources = _Sources(run, record.filled(sweep, plan, run), plan, checked)
     _check_plan(sources, sweep)
     _check_names(sources)
-    before = checked.different
+    before = checked.different  # only what these two files add counts below
     with checked.reading(outcomes.FILE):
         outcomes.read(run, plan)
     with checked.reading(ESTIMATES):
@@ -515,7 +515,7 @@ def _check_file(
     if scores.stated != digest:
         stated = f"{scores.stated[:16] or 'none'}..., as written"
         differs("", f"scores of SHA-256 {digest[:16]}...", stated)
-    for copy in copies:
+    for copy in copies:  # the trials that both files have
         low = max(audit.packs[copy.start][0], file[0])
         high = min(audit.packs[copy.stop - 1][1], file[1])
         if low <= high and copy.file is not None:

@@ -447,7 +447,7 @@ class Audit:
                 why += f"; allow them with --budget {self._budget_for(needed)}"
             self._not_done(2, "runs", why)
             return
-        self._failed = []
+        self._failed = []  # failures of the step test do not count here
         layer = self._trials[2] = replace(layer, planned=needed)
 
         def make(number: int) -> RunRequest:
@@ -461,6 +461,7 @@ class Audit:
                 layer.fold([canary_trials.run_score(trials)], [run.request.member])
             else:
                 layer.miss(run.request.member)
+        # With fewer trials than are needed, the test is not powerful.
         self._judgement.add(layer.judge(needed if layer.count >= needed else None))
 
     def _not_done(self, layer: int, name: str, why: str) -> None:

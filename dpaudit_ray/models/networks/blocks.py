@@ -64,7 +64,10 @@ class BasicBlock(nn.Module):
 
 
 class PreActivationBlock(nn.Module):
-    """F(a) + x, or + W a; a = ReLU(norm(x)) (Zagoruyko and Komodakis 2016, figure 1(c))."""
+    """F(a) + x with a = ReLU(norm(x)), F two convolutions (Zagoruyko and Komodakis 2016, fig. 1c).
+
+    If the numbers of channels or the sizes differ, a 1x1 convolution of a takes the place of x.
+    """
 
     def __init__(
         self,
@@ -116,7 +119,9 @@ def residual_network(
     width: int,
     outputs: int,
 ) -> nn.Sequential:
-    """Adds the mean of each channel and a linear layer; draws convolutions as He et al. do.
+    """Returns the layers with a head: the mean of each channel, and a linear layer.
+
+    Convolutions are initialised as by He et al.; all others keep torch's initialisation.
 
     Args:
         layers: all layers before the mean, in order.

@@ -377,7 +377,7 @@ def trend(run: Run, estimator: str | None) -> Trend | None:
         series = _label_without(audit, name) or "lower bound"
         bounds = step_bounds(run, audit, estimator).set_index("step")["bound"]
         bound = bounds.get(audit.horizons[-1], math.nan)
-        positive = bound if bound > 0 else math.nan
+        positive = bound if bound > 0 else math.nan  # the axis is logarithmic
         rows.append((series, float(values[position]), positive, audit.claim))
     table = pd.DataFrame(rows, columns=["series", "x", "y", "claim"])
     return Trend(
@@ -437,7 +437,7 @@ def distributions(run: Run) -> Iterator[Distribution]:
         if cell.unimported:
             continue
         parts = prepared.complete(index)
-        if audit.preparation and not parts:
+        if audit.preparation and not parts:  # not all of them are stored yet
             continue
         by_quantity = cell.mechanism.distributions(cell.adversary, cell.audit.delta, parts)
         for quantity, values in by_quantity.items():

@@ -22,7 +22,7 @@ class RecordsApart(Check):
         mixing = [entry for entry in passes if entry.mixes]
         time_first = [entry for entry in passes if entry.time_first]
         for kind, entries in (("time first", time_first), ("mixes", mixing)):
-            if entries and not judgement.findings:
+            if entries and not judgement.findings:  # time first explains why outputs mix
                 worst = max(entries, key=lambda entry: entry.relative_change)
                 where = with_line("the network's forward pass", worst.line)
                 judgement.find(kind, where, by=worst.relative_change)

@@ -66,6 +66,7 @@ def install(run: WatchedRun) -> None:
         """Notes the gradients of a private step, or counts a step that is not private."""
         if run.replaying:
             return
+        # A private step ends in a step of the optimizer that it wraps: the one that is seen here.
         stepping = [w for w in wrappers(optimizer) if w.is_stepping or w.may_step]
         if stepping:
             stepping[0].note_update()

@@ -95,6 +95,7 @@ def trained_by_records(run: WatchedRun) -> tuple[tuple[str, ...], tuple[str, ...
     trained = {key: "" for key, data in updates.stepped_early.items() if id(data) in data_ids}
     private = run.networks.parameters()
     had_early_records = False
+    # Networks that were given private records, by the first row of a batch.
     for (key, trains), (_, network, inputs) in updates.fed.items():
         if inputs & rows:
             had_early_records |= key in private
