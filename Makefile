@@ -51,7 +51,7 @@ scale: .venv/tested ## Measures what orchestration costs on this machine (minute
 	$(BIN)/python -m jobs.scale large
 
 bench-claims: .venv/installed ## Audits mechanisms whose privacy loss is known (half an hour)
-	$(BIN)/python -m jobs.bench
+	$(BIN)/python -m jobs.bench --jobs 2
 
 gpu: .venv/installed ## Checks the engine on this machine's GPU and prints a Markdown table
 	$(BIN)/python -m jobs.gpu

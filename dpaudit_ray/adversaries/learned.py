@@ -115,14 +115,17 @@ class Learned(OutputAdversary):
         encoder, x, y = self._own_runs(draw, self.fit, rng)
         learn, _ = self._best(x, y, rng, delta)
         stages = [_Stage(0.0, learn(x, y))]
-        for _ in range(self.zoom):
+        for depth in range(1, self.zoom + 1):
             sureness = np.abs(_log_odds(stages, x))
             least = float(np.quantile(sureness, 1 - 1 / CLOSER))
-            x, y = _surest_runs(draw, encoder, stages, least, rng)
-            closer = self._closer(stages, x, y, rng, delta)
-            if closer is None:
+            most_drawn = 2 * CLOSER_RUNS * CLOSER**depth
+            x, y = _surest_runs(draw, encoder, stages, least, most_drawn, rng)
+            if len(np.unique(y)) < 2:
                 break
-            stages.append(_Stage(least, closer))
+            closer = self._closer(stages, x, y, rng, delta)
+            # Where nothing is gained at this depth, there may be at the next.
+            if closer is not None:
+                stages.append(_Stage(least, closer))
 
         def score(outputs: Outputs) -> Floats:
             """Returns log odds of the second input, float64 [n]."""
@@ -150,8 +153,6 @@ class Learned(OutputAdversary):
         Returns:
             A predictor for such runs; None if it predicts held-out ones no better than `stages`.
         """
-        if len(np.unique(y)) < 2:
-            return None
         learn, _ = self._best(x, y, rng, delta)
         held_out = len(y) // _HELD_OUT
         x_held_out, y_held_out = x[:held_out], y[:held_out]
@@ -266,24 +267,22 @@ def _surest_runs(
     encoder: Encoder,
     stages: Sequence[_Stage],
     least: float,
+    most_drawn: int,
     rng: Generator,
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Draws runs until CLOSER_RUNS of them have log odds of at least `least`; returns only these.
-
-    Each stage is expected to make such runs CLOSER times rarer. If they are more than twice as rare
-    as that, it stops early with fewer.
 
     Args:
         draw: runs the mechanism.
         encoder: turns outputs into columns.
         stages: predictors so far.
         least: log odds from which on a run is sure.
+        most_drawn: runs after which it stops, where sure ones are rarer than `stages` had found.
         rng: randomness of runs and of their order.
     """
     kept_x = []
     kept_y = []
     missing = CLOSER_RUNS
-    most_drawn = 2 * CLOSER_RUNS * CLOSER ** len(stages)
     for _ in range(0, most_drawn, _DRAWN_AT_ONCE):
         x, y = _shuffled(encoder, *_both_worlds(draw, _DRAWN_AT_ONCE, rng), rng)
         is_sure = np.abs(_log_odds(stages, x)) >= least

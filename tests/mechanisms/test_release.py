@@ -285,6 +285,26 @@ def test_closer_look_at_the_surest_runs_tells_rarer_events(monkeypatch):
     assert errors[1] < 0.75 * errors[0]
 
 
+def test_depth_without_gain_is_passed_on_the_way_to_rarer_events(monkeypatch):
+    """Nothing is learned from the surest sixteenth, but from the surest sixteenth of these."""
+    smallest = []
+
+    def draw(inside, n, rng):
+        outputs = rng.random(n)  # the smaller, the likelier of the second input
+        return outputs**2 if inside else outputs
+
+    def reject_the_first(self, stages, x, y, rng, delta):
+        smallest.append(float(np.quantile(x, 0.99)))
+        return None if len(smallest) == 1 else (lambda columns: np.full(len(columns), 7.0))
+
+    monkeypatch.setattr(Learned, "_closer", reject_the_first)
+    learned = Learned(fit=20_000, zoom=2, model="HistGradientBoostingClassifier")
+    score = learned.scorer(draw, (0, 1), np.random.default_rng(0))
+    rare, common = score(np.array([1e-6, 0.5]))
+    assert len(smallest) == 2 and smallest[1] < smallest[0]
+    assert rare == 7.0 and common != 7.0
+
+
 def test_closer_look_needs_both_worlds():
     """All surest runs are of one world, which leaves nothing to learn."""
 
