@@ -47,7 +47,9 @@ def audit_all(
     rows: list[Any] = []
     for row in Parallel(options.jobs, return_as="generator_unordered")(audits):
         rows.append(row)
-        progress = f"{len(rows)} of {len(names)}: {row.name}, {row.verdict}, ε ≥ {row.certified:.3g}"
+        progress = (
+            f"{len(rows)} of {len(names)}: {row.name}, {row.verdict}, ε ≥ {row.certified:.3g}"
+        )
         sys.stderr.write(progress + f", {row.seconds:.0f} s\n")
         if options.json:  # after each audit: the run may be stopped
             listed = [dataclasses.asdict(row) for row in rows]

@@ -618,8 +618,11 @@ def _why_refuted(run: Run, index: int, audit: AuditVerdict) -> str:
     if isinstance(claimed, Training):
         less = f"a noise multiplier of {effective:.3g} where {audit.noise_multiplier:.3g}"
         return f"{reason}: no more private than with {less} is claimed"
-    weaker = claimed.weakened(effective).words
-    return f"{reason}: no more private than {weaker} where {claimed.words} is claimed"
+    weaker = claimed.weakened(effective)
+    quoted = audit.quote
+    if quoted.epsilon is not None and quoted.epsilon >= weaker.epsilon_at(quoted.delta):
+        return reason  # the quoted bound, which follows, shows more
+    return f"{reason}: no more private than {weaker.words} where {claimed.words} is claimed"
 
 
 def _only_as_gaussian(run: Run, index: int, quote: Quote) -> bool:

@@ -301,8 +301,10 @@ def test_depth_without_gain_is_passed_on_the_way_to_rarer_events(monkeypatch):
     learned = Learned(fit=20_000, zoom=2, model="HistGradientBoostingClassifier")
     score = learned.scorer(draw, (0, 1), np.random.default_rng(0))
     rare, common = score(np.array([1e-6, 0.5]))
-    assert len(smallest) == 2 and smallest[1] < smallest[0]
-    assert rare == 7.0 and common != 7.0
+    assert len(smallest) == 2
+    assert smallest[1] < smallest[0]
+    assert rare == 7.0
+    assert common != 7.0
 
 
 def test_closer_look_needs_both_worlds():

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -215,3 +216,20 @@ def test_power_in_between_takes_all_draws():
     chance = 50 * detection.chance_to_refute(folded(300, 1.7, claimed=2.0), alpha=0.05)
     assert 0 < chance < 50
     assert chance == pytest.approx(round(chance))
+
+
+@pytest.mark.parametrize(("noise", "words"), [(0.5, False), (1 / 1.3, True)])
+def test_weaker_claim_is_named_only_where_the_quoted_bound_shows_less(tmp_path, noise, words):
+    """Half of the noise shows ε near 2, which says more than a weakened claim of less."""
+
+    def release(data, rng, n):
+        return data + rng.laplace(0, noise, n)
+
+    result = da.audit(
+        release, pairs=[(0.0, 1.0)], claim={"epsilon": 1}, trials=20_000, storage_path=tmp_path
+    )
+    (audit,) = result.answer.audits
+    assert audit.verdict is Verdict.VIOLATION
+    weaker = re.search(r"no more private than ε = ([\d.]+)", audit.reason)
+    assert (weaker is None) or float(weaker[1]) > audit.quote.epsilon
+    assert (weaker is not None) == words
