@@ -98,7 +98,7 @@ class Learned(OutputAdversary):
         model: str,
     ) -> str:
         """Returns the model. Raises ValueError unless it is one of the names."""
-        if model not in ("auto", CELLS, *_AUTO):
+        if model not in ("auto", *_AUTO):
             names = classifiers()
             if model not in names:
                 raise ValueError(unknown_name("model", model, ["auto", CELLS, *names]))
@@ -282,14 +282,12 @@ def _surest_runs(
     """
     kept_x = []
     kept_y = []
-    missing = CLOSER_RUNS
     for _ in range(0, most_drawn, _DRAWN_AT_ONCE):
         x, y = _shuffled(encoder, *_both_worlds(draw, _DRAWN_AT_ONCE, rng), rng)
         is_sure = np.abs(_log_odds(stages, x)) >= least
         kept_x.append(x[is_sure])
         kept_y.append(y[is_sure])
-        missing -= int(is_sure.sum())
-        if missing <= 0:
+        if sum(map(len, kept_y)) >= CLOSER_RUNS:
             break
     return np.concatenate(kept_x), np.concatenate(kept_y)
 
@@ -378,9 +376,10 @@ def _learn(
     from sklearn.utils import all_estimators
 
     cls = dict(all_estimators("classifier"))[name]
-    classifier: _Classifier = cls(**_SETTINGS.get(name, {}))
+    settings = dict(_SETTINGS.get(name, {}))
     if "random_state" in cls().get_params():
-        classifier = cls(**_SETTINGS.get(name, {}), random_state=seed)
+        settings["random_state"] = seed
+    classifier: _Classifier = cls(**settings)
     fill = SimpleImputer(
         strategy="constant", fill_value=0.0, add_indicator=True, keep_empty_features=True
     )

@@ -619,8 +619,7 @@ def _why_refuted(run: Run, index: int, audit: AuditVerdict) -> str:
         less = f"a noise multiplier of {effective:.3g} where {audit.noise_multiplier:.3g}"
         return f"{reason}: no more private than with {less} is claimed"
     weaker = claimed.weakened(effective)
-    quoted = audit.quote
-    if quoted.epsilon is not None and quoted.epsilon >= weaker.epsilon_at(quoted.delta):
+    if (audit.quote.epsilon or 0.0) >= weaker.epsilon_at(audit.quote.delta):
         return reason  # the quoted bound, which follows, shows more
     return f"{reason}: no more private than {weaker.words} where {claimed.words} is claimed"
 
