@@ -97,7 +97,7 @@ _STORAGE_PATH = "Write results to PATH/name: a folder, or an s3://, gs:// or az:
 
 Sweep = Annotated[str, typer.Argument(metavar="SWEEP", help="Sweep file.")]
 RunPath = Annotated[str, typer.Argument(metavar="RUN", help=_RUN)]
-RunPaths = Annotated[list[str], typer.Argument(metavar="RUN...", help=_RUN)]
+RunPaths = Annotated[list[str], typer.Argument(metavar="RUN", help=_RUN)]
 StoragePath = Annotated[
     str, typer.Option("--storage-path", "-o", metavar="PATH", help=_STORAGE_PATH)
 ]

@@ -126,7 +126,8 @@ def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
 
 def test_make_runs_the_bench():
     recipes = (ROOT / "Makefile").read_text()
-    assert re.search(r"^bench-claims:.*\n\t\$\(BIN\)/python -m jobs\.bench$", recipes, re.MULTILINE)
+    recipe = r"^bench-claims:.*\n\t\$\(BIN\)/python -m jobs\.bench --jobs 2$"
+    assert re.search(recipe, recipes, re.MULTILINE)
     assert "make bench-claims" in PAGE
 
 
