@@ -311,7 +311,7 @@ def _problems(
         words = " or ".join(word for word in choices if isinstance(word, str))
         return [SpecError(key, f"{REQUIRED}: {words}" if words else REQUIRED)]
     value = item["input"]
-    template = _PROBLEMS.get(kind.replace("parsing", "type"))  # as for a word of a command line
+    template = _PROBLEMS.get(kind.replace("parsing", "type"))  # a word of a command line is parsed
     problem = item["msg"].removeprefix("Value error, ")
     if template:
         limits = {

@@ -28,8 +28,8 @@ _UNITS = {"s": 1, "min": 60, "h": 3600}
 _TRIALS = (1000, 10_000_000)  # fewest and most of a budget
 _LONG_ENOUGH = 0.1  # seconds of a call by which its speed is measured
 _MOST_AT_ONCE = 100_000  # outputs of such a call
-_SCORING_SECONDS = 2e-5  # for scoring an output and judging its trial
-_SHARE = 0.5  # of a budget that is for trials; the rest is for learning, starting and judging
+_SCORING_SECONDS = 2e-5  # scoring an output and judging its trial take this long
+_SHARE = 0.5  # share of a budget for trials; the rest is for learning, starting and judging
 # Runs to learn from, and for each pair of inputs; audits with many trials show rarer events, and
 # take a tenth and a fiftieth of them.
 _FIT, _SEARCH = 200_000, 20_000
@@ -41,7 +41,7 @@ _RARE_EVENTS = 100  # runs of a search in which events as rare as δ occur
 _FITTED_PER_SECOND = 5000  # runs to learn from, for each second of the budget
 _DEEPEST = 4  # functions that call each other, whose values count
 _LONGEST_NAME = 80  # characters of a function's name, in that of its folder
-_DEFAULT_DELTA = 1e-6  # of claims that promise no ε at δ = 0
+_DEFAULT_DELTA = 1e-6  # δ for claims that promise no ε at δ = 0
 
 
 def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
@@ -214,7 +214,7 @@ def _affordable(
     outputs = 1
     while True:
         started = time.perf_counter()
-        with contextlib.suppress(Exception):  # of the user's function: it is an output
+        with contextlib.suppress(Exception):  # an error of the user's function is an output
             release(data, rng, outputs)
         took = time.perf_counter() - started
         if took > _LONG_ENOUGH or outputs >= _MOST_AT_ONCE:

@@ -100,7 +100,7 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
 
     if not stream:
         return released(None, None)
-    shapes = [tuple(array.shape[1:]) for array in examples]  # of an example's gradient
+    shapes = [tuple(array.shape[1:]) for array in examples]  # shapes of an example's gradient
     if not callable(total) and not examples:
         shapes = [tuple(array.shape) for array in total]
     rows = len(examples[0]) if examples else None

@@ -74,7 +74,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         counts as the first step. Cebere et al. (2024), Algorithm 3, keeps only the last run and
         takes a root after each; here all runs have equal weight, as in its text.
         """
-        noise, _, measure = self.strategy.partition("-")  # as in "noisy-final"
+        noise, _, measure = self.strategy.partition("-")  # "noisy-final" has two parts
         noisy = noise == "noisy"
         runs = self.simulations
         if not noisy and bool(public.initial.any()):

@@ -116,5 +116,5 @@ def _ascent(
     with torch.enable_grad():
         losses.requires_grad_()
         difference = gap(*torch.split(losses, len(worlds[0])))
-        (weights,) = torch.autograd.grad(difference, losses)  # of each model's loss
+        (weights,) = torch.autograd.grad(difference, losses)  # weights of the models' losses
     return public.input_gradient(theta, x, y, weights).sign()

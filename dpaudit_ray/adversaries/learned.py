@@ -35,13 +35,13 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     },
     "LogisticRegression": {"max_iter": 300},
 }
-_HELD_OUT = 3  # one of so many own runs compares the models
+_HELD_OUT = 3  # one of three own runs compares the models
 _NUMBERS = 100  # numbers of guesses that are tried
-_LEVEL = 1e-3  # of the bound for each of them
+_LEVEL = 1e-3  # error of the bound for each of them
 _FEW_RUNS = 8  # runs of a cell, on average, from which counts are estimates
 _REACH = 10.0  # robust deviations beyond which a column is clipped
-CLOSER = 16  # one of so many runs, the surest, is learned from again
-CLOSER_RUNS = 50_000  # of these
+CLOSER = 16  # of 16 runs, the surest one is learned from again
+CLOSER_RUNS = 50_000  # number of these runs
 _DRAWN_AT_ONCE = 200_000  # runs of which the surest are kept
 _LEAST = 1e-12  # probabilities nearer to 0 or 1 have the log odds of this
 

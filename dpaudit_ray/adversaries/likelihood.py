@@ -111,7 +111,7 @@ class Whitening:
 class Sums:
     """Base of observers that add up scores of steps: [n], or [n, m] of several canaries."""
 
-    total: Tensor  # of the steps so far
+    total: Tensor  # sum over the steps so far
     whitening: Whitening | None  # None: noise is independent, or scored as if it were
 
     def scores(self) -> Tensor:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
     from torch import Tensor
 
-_MOST_NUMBERS = 1 << 30  # of all random directions together: 4 GiB
+_MOST_NUMBERS = 1 << 30  # all random directions may have together: 4 GiB
 
 
 class OneRun(Adversary):
@@ -213,7 +213,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         """Draws reserved records; if `mislabelled`, each with a label of another class."""
         import torch
 
-        assert public.outside is not None  # by `reserves`
+        assert public.outside is not None  # `reserves` provides them
         x, y = public.outside
         chosen = rng.permutation(len(y))[: self._records]
         indices = torch.from_numpy(chosen).to(y.device)

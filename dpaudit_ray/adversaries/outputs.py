@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from ..stats.error_rates import Floats
 
-Outputs = NDArray[Any] | Sequence[Any]  # of n releases
-MOST_NUMBERS = 4096  # of an output
+Outputs = NDArray[Any] | Sequence[Any]  # outputs of n releases
+MOST_NUMBERS = 4096  # numbers that an output may have
 _MOST_SORTED = 64  # numbers of an output for which facts about their order are columns
-_MOST_TEXTS = 64  # that get a column of their own
+_MOST_TEXTS = 64  # texts that get a separate column
 _LARGEST = 1e300  # infinite numbers are as large
 _LOW_BITS = 12  # last bits of a double, by which floating-point noise may differ
 

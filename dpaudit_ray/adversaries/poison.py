@@ -64,7 +64,7 @@ class Poisoner(Adversary):
     def poison(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
         """Draws a record like those of the shadows, and raises their loss on it."""
         shadows = public.shadows
-        assert shadows is not None  # by `shadow_plan`
+        assert shadows is not None  # `shadow_plan` provides them
         low, high = ranges(public)
         step = self.rate * (high - low)
         x, y = draw_record(public, rng)

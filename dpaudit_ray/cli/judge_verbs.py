@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..report.comparison import Comparison, Side
 
 app = typer.Typer()
-_MOST_DIFFERENCES = 20  # that are printed
+_MOST_DIFFERENCES = 20  # differences that are printed
 
 
 @verb(

@@ -30,8 +30,8 @@ from .terminal import ALARM, duration, marked, plural, speed
 
 PLAIN_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25
-_WRITE_SECONDS = 1.0  # for which a thread waits for its line before it ends the process
-_STATES = ("running", "abandoned", "waiting", "done")  # of audits, in the order of the picture
+_WRITE_SECONDS = 1.0  # a thread waits for its line, before it ends the process
+_STATES = ("running", "abandoned", "waiting", "done")  # the order of audits in the picture
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class View:
         if progress is None:
             return _one_line(f"{self.pace} ...")
         parts: list[RenderableType] = [_one_line(_totals(progress, f"  {self.pace}"))]
-        rows = max(height * 2 // 3 - 4, 0)  # for audits; four more are totals, legend, head and end
+        rows = max(height * 2 // 3 - 4, 0)  # audits; four more are totals, legend, head, end
         if rows == 0:
             return Group(*parts)
         legend, labels = shorten_labels([printable(audit.label) for audit in progress.audits])

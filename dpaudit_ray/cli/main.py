@@ -20,7 +20,7 @@ from .arguments import Group
 # Click's class, wherever Typer keeps its copy of it.
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
 _MAX_WORD = 400  # characters of a word in a message; no path and no name is longer
-_MAX_MISTAKES = 20  # of one sweep file that are printed
+_MAX_MISTAKES = 20  # mistakes of one sweep file that are printed
 
 app = typer.Typer(
     cls=Group,
@@ -57,7 +57,7 @@ def main() -> Never:
     sys.argv[:end] = [argument for argument in sys.argv[:end] if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # for a terminal without ε
+            stream.reconfigure(errors="replace")  # the terminal may have no ε
     # Typer answers a shell that completes a word, or installs that, and ends the process. Such a
     # shell sets the variable; the options are for the installation.
     if "_DPAUDIT_COMPLETE" in os.environ or re.search("-completion$", "".join(sys.argv[1:2])):

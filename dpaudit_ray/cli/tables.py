@@ -195,7 +195,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
             # None: no noise that was tried is refuted.
             "noise\nat most": [a.effective_noise or Figure("any") for a in audits],
         }
-        if len(audits) > 1:  # of a single audit, the answer's sentence has them
+        if len(audits) > 1:  # the answer's sentence has those of a single audit
             sentences += [f"{a.label}: {a.failed_trials}" for a in audits if a.failed_trials]
         if details:
             power_head = f"power at\n{verdict.LESS_NOISE}".replace("% ", "%\n")

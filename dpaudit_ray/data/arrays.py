@@ -12,7 +12,7 @@ from ..storage import decoding, strangers
 from .base import Data, Dataset, checked, existing_file, require_finite, scaled_images, standardized
 
 _REMEDY = "write one with numpy.savez(path, x=..., y=...)"
-_CHANNELS = 4  # of an image, at most
+_CHANNELS = 4  # an image has at most
 _MOST_LISTED = 8  # values in a message
 
 

@@ -15,7 +15,7 @@ from ..errors import DataError, DpauditError, SpecError, first_line
 from ..plugins import Plugin
 
 Stamps = tuple[tuple[int, ...], ...]
-_MOST_CLASSES = 5  # in a message
+_MOST_CLASSES = 5  # classes that a message lists
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Data(Plugin):
 
 
 _MOST_CACHED = 2  # a data set of images takes hundreds of MB
-_CACHE: dict[tuple[str, Stamps], Dataset] = {}  # by key, and the state of the files
+_CACHE: dict[tuple[str, Stamps], Dataset] = {}  # data by key, and by the state of the files
 _PROVIDED: dict[str, Dataset] = {}
 
 

@@ -15,9 +15,9 @@ from .tabular import read_csv
 
 _REMEDY = "give a table with the names of its columns in the first line"
 _MANY = 50  # values: text of more is not a category, and a label of more is not a class
-_MOST_CELLS = 2**28  # of features: 2 GiB while they are formed
+_MOST_CELLS = 2**28  # features may have: 2 GiB while they are formed
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_DAY_FORMATS = ("ISO8601", "%d.%m.%Y")  # of pandas.to_datetime
+_DAY_FORMATS = ("ISO8601", "%d.%m.%Y")  # formats of pandas.to_datetime
 _SIGNED = "numbers with signs or separators"
 # Patterns of all cells of a column of text, what they are, and the option that reads them.
 _KINDS = (

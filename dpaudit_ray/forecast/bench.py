@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from ..mechanisms.dp_sgd.steps import Steps
     from ..mechanisms.dp_sgd.training import DpSgdTraining
 
-_SIDE, _SIDE_ON_GPU = 2048, 8192  # of the matrix whose product is the roofline
+_SIDE, _SIDE_ON_GPU = 2048, 8192  # side of the matrix whose product is the roofline
 PACKS = (1, 16, 64, 256, 1024, 8192)  # models of a pack that are measured on a GPU
-_COPIES = 4  # of θ in a step: the parameters, their update, sums, and intermediate results
-_STEPS = 250  # of a trial, as in Cebere et al.
+_COPIES = 4  # a step has this many arrays like θ: parameters, update, sums, intermediate results
+_STEPS = 250  # a trial has as many in Cebere et al.
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Workload:
     shape: tuple[int, ...]
     classes: int
     batch_size: int
-    models: int  # in a pack
+    models: int  # number of models in a pack
 
 
 _WORKLOADS = (
@@ -146,7 +146,7 @@ def measure(
         device = training.initial.device
         # Without `packs`, a GPU is measured with all sizes that fit, a CPU with the workload's.
         usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
-        seconds = {}  # of a step of one model, by the number of models in a pack
+        seconds = {}  # time of one model's step, by the number of models in a pack
         for number in packs or usual:
             packed = PackedSteps(recipe, training.model, 0, device)
             seconds[number] = _step_seconds(packed, training, number, repeats)

@@ -89,8 +89,8 @@ class Outlook:
     audits: tuple[AuditOutlook, ...]
     workers: int
     problem: str | None = None  # the reason if no time could be measured
-    preparations: tuple[tuple[PreparationState, float], ...] = ()  # with the seconds left
-    commitment: str = ""  # of the plan
+    preparations: tuple[tuple[PreparationState, float], ...] = ()  # each with its remaining seconds
+    commitment: str = ""  # commitment of the plan
 
     @property
     def seconds(self) -> float:

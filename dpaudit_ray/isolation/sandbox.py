@@ -24,7 +24,7 @@ from ..errors import ClusterError
 # Bytes of a call's output that are kept: from its beginning, and from its end.
 _HEAD, _TAIL = 2**12, 2**14
 _CHECK_SECONDS = 0.2  # between two checks of a call's limits
-_END_SECONDS = 5.0  # for a server whose connection was closed
+_END_SECONDS = 5.0  # a server may live on when its connection is closed
 
 Stop = Literal["hung", "memory"]
 

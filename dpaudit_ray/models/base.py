@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _EXACT = 1 << 24  # whole numbers below it stay exact in float32, as which data are loaded
 
-Shape = tuple[int, ...]  # of one example
+Shape = tuple[int, ...]  # shape of one example
 
 PACK = 256  # models at most, where the sweep does not say
 _NUMBERS = 1 << 27  # float32 parameters of a pack: 512 MiB

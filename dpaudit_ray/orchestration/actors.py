@@ -39,12 +39,12 @@ class Aggregator:
         self._owner = owner
         self._opening = threading.Lock()  # held while the run directory is read
         self._aggregation: Aggregation | None = None  # read by the first call
-        self._trouble: Exception | None = None  # in `_keep_up`; the next call raises it
+        self._trouble: Exception | None = None  # an error in `_keep_up`; the next call raises it
         self._name = location.rpartition("/")[2]  # results lie in storage_path/name
         self._publisher = metrics.Publisher(Gauge, self._name)
 
     def __repr__(self) -> str:
-        return f"{self._name}: stores scores, and bounds what they show"  # for the dashboard
+        return f"{self._name}: stores scores, and bounds what they show"  # the dashboard shows it
 
     def _open(self) -> Aggregation:
         """Returns the aggregation, read by the first call; raises what its thread has raised."""

@@ -28,8 +28,8 @@ class Checkpoints:
         """Lists the checkpoints in the run directory."""
         self._run = run
         self._plan = plan
-        self._lock = threading.Lock()  # of `_steps`
-        self._steps: dict[Pack, set[int]] = {}  # with a checkpoint
+        self._lock = threading.Lock()  # guards `_steps`
+        self._steps: dict[Pack, set[int]] = {}  # steps that have a checkpoint
         for index, audit in enumerate(plan.audits):
             for bounds, step in run.checkpoints(audit.id):
                 self._steps.setdefault(Pack(index, *bounds), set()).add(step)

@@ -29,7 +29,7 @@ from .trainer import runs_of
 from .workers import Capacity, MachineCompatibility, Pool, Worker
 
 HANG_SECONDS = 0.5  # between two checks for trainers that hang
-START_SECONDS = 120.0  # for a new aggregator's process: it imports, perhaps while many others do
+START_SECONDS = 120.0  # a new aggregator may take: it imports, perhaps while many others do
 CLOSE_SECONDS = 10.0
 QUIET = 10.0  # seconds without an answer: longer than it takes to fold a pack
 
@@ -55,9 +55,9 @@ class Dispatcher:
         self._work = work
         self._capacity = capacity
         self._liveness = liveness
-        self._owners: dict[Future[Any], Worker] = {}  # by the answer that is expected of each
+        self._owners: dict[Future[Any], Worker] = {}  # each by the answer that is expected of it
         self._to_retry: list[Pack] = []  # packs that another trainer is to run again
-        self._last_hang_check = -math.inf  # by `time.monotonic`
+        self._last_hang_check = -math.inf  # time of the last check, by `time.monotonic`
         self._aggregator = executor.start("Aggregator", f"{work.sweep.name}-aggregator")
         try:
             # Rebuilds the estimates now: a damaged run directory is reported before any training.
@@ -258,7 +258,7 @@ class Dispatcher:
         if lost_pack:
             return lost_pack
         pack = self._pool.replace(worker)
-        if not worker.node and error.taken_back:  # as when its node leaves
+        if not worker.node and error.taken_back:  # its node left before it ran there
             return None
         if not head_answers:  # all nodes of a lost head go, and none can be asked about
             reason = f"{worker.name}: the cluster's head does not answer"

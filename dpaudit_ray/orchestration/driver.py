@@ -70,12 +70,12 @@ class Driver:
         self._queue = PackQueue(packs, self._is_over)
         self._decided = set[int]()  # audits that need no more trials
         self._in_flight = set[Pack]()
-        self._recorded_failures = 0  # that the aggregator has on record
-        self._pack_seconds: float | None = None  # that the last pack took
+        self._recorded_failures = 0  # failures that the aggregator has on record
+        self._pack_seconds: float | None = None  # duration of the last pack
         self._training_since: float | None = None  # by `time.monotonic`
         self._last_result: float | None = None  # Unix time
         self._last_shown = -math.inf  # by `time.monotonic`
-        self._core_hours = 0.0  # of packs that are done
+        self._core_hours = 0.0  # time that finished packs took on all cores
 
     def run(self) -> Summary:
         """Returns when no pack is left to run. Raises as `Dispatcher.wait` does."""
@@ -201,7 +201,7 @@ class PackQueue:
         """
         self._packs = iter(packs)
         self._is_over = is_over
-        self._returned = deque[Pack]()  # to be run before those that were not read
+        self._returned = deque[Pack]()  # packs to run before any that was not read yet
         # By audit: parts that are not done, and packs that wait for them.
         self._awaited: dict[int, set[Part]] = {}
         self._waiting: dict[int, list[Pack]] = {}

@@ -19,7 +19,7 @@ from ..sweep.cell import Cell
 
 _SHOWN = ("trials", "epsilon_lower", "mu_lower", "delta", "confidence", "threshold")
 _CLAIM_NO_LEVEL = (Status.PAPER, Status.CREDIBLE)
-State = Estimator | growth.Growing  # of an estimator, for one number of trials or for several
+State = Estimator | growth.Growing  # an estimator, for one number of trials or for several
 
 
 class Estimates:

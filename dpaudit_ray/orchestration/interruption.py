@@ -22,7 +22,7 @@ from .progress import Tell, tell_nobody
 
 LOOK_SECONDS = 2.0  # between two health checks, and for an answer
 GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped
-LEAVE_SECONDS = 4.0  # for stopping, before this process is ended
+LEAVE_SECONDS = 4.0  # the process has to stop by itself, before it is ended
 _HEALTH = "/grpc.health.v1.Health/Check"
 RESUME = "finished packs are safe: run the same command again to resume"
 head_lost = threading.Event()  # a cluster did not answer, and was left without a shutdown

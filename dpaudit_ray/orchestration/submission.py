@@ -40,7 +40,7 @@ from .ray_errors import last_line, submitting_remedy
 from .working_dir_package import WorkingDirPackage
 
 STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates and the lease
-CONNECT_SECONDS = 10.0  # for an answer of the dashboard
+CONNECT_SECONDS = 10.0  # the dashboard may take to answer
 POLL_SECONDS = 2.0  # the whole log comes each time
 PENDING_SECONDS = 20.0  # between two lines about a job that Ray has not started
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -187,7 +187,7 @@ class JobsClient:
             job.package.copy(folder)
             try:
                 return self._attempt(job, folder)
-            except (RuntimeError, OSError) as error:  # as when the agent of the head still starts
+            except (RuntimeError, OSError) as error:  # the head's agent may still be starting
                 reason = _reason(error)
                 raise NoClusterError(
                     f"{self.address} does not take the job ({reason}); {submitting_remedy(reason)}"

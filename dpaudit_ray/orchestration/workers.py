@@ -22,11 +22,11 @@ from .progress import Tell
 RESIZE_SECONDS = 2.0
 PATIENT_SECONDS = 30.0  # without any trainer, before the user is told again
 PENDING = 8  # trainers that may wait for nodes when few have their place
-ANSWER_SECONDS = 2.0  # for a node's daemon
+ANSWER_SECONDS = 2.0  # a node's daemon may take to answer
 FAULTS_PER_NODE = 2  # trainers of a node found at fault before it is left out
 MEMORY_KILLS = 2  # trainers of a node killed for its memory before it gets one trainer less
 LONE_MEMORY_KILLS = 3  # the same of a trainer that is alone, before its node is left out
-SHORTAGE_SECONDS = 600.0  # with a trainer less, before one more is tried; doubled each time
+SHORTAGE_SECONDS = 600.0  # a node has one trainer less, before one more is tried; doubled each time
 MACHINES_FILE = "machines.json"  # addresses by kind of machine
 GIB = 2**30
 
@@ -378,7 +378,7 @@ class Pool:
         self.idle: dict[Worker, None] = {}
         # Times are those of `time.monotonic`.
         self._saved_steps: dict[Pack, int] = {}  # the last step of each pack that was saved
-        self._next_number = 0  # of trainers
+        self._next_number = 0  # number of the next trainer
         self._last_resize = -math.inf  # when their number was last fitted to room and work
         # When some trainer last had its place, or the user's last message that none has.
         self._waiting_since = time.monotonic()
@@ -493,7 +493,7 @@ class MachineCompatibility:
         uses_torch = any(cell.mechanism.uses_torch for cell in work.sweep.cells)
         # The end of a kind's name: torch sums in another order on another number of threads.
         self._threads_suffix = f", {count} threads" if count > 1 and on_cpu and uses_torch else ""
-        self._code = work.plan.code[-1]  # of the driver
+        self._code = work.plan.code[-1]  # code of the driver
         self._work = work
         self._kinds = recorded_machines(work.run)  # addresses by kind of machine
         self._has_warned = False

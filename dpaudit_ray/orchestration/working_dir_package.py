@@ -22,7 +22,7 @@ LIMIT = 100 * 2**20  # bytes; what the dashboard of a Ray head takes in one requ
 RAY_IGNORE = ".rayignore"
 HIDDEN = ".*"  # settings of tools, caches, and most secrets: .git, .venv, .env, .netrc, .kube, .ray
 MADE = ("__pycache__", "*.pyc", "*.egg-info", "node_modules")
-MADE_OUTSIDE = ("venv", "build", "dist", "runs")  # of packages, where such names are the user's
+MADE_OUTSIDE = ("venv", "build", "dist", "runs")  # made by tools, unless in a package of the user's
 # Patterns of names in small letters. Secrets are not for a cluster's storage.
 SECRETS = """
     id_rsa* id_dsa* id_ecdsa* id_ed25519* *.key *.pem *.ppk *.p12 *.pfx *.jks *.keystore *.kdbx
@@ -34,7 +34,7 @@ SECRETS = """
     secret secrets secret.* secrets.* client_secret* *service[_-]account*.json
 """
 CODE = ("*.py", "*.pyi")  # never a secret, though it may have the name of one
-_MAX_NAMES = 20  # of files that are not sent, in a message
+_MAX_NAMES = 20  # names of unsent files that a message lists
 _INCLUDE = "; send them with --include NAME"
 _SUBMODULE = b"160000"  # mode of an entry of git's index
 
@@ -277,7 +277,7 @@ def _index_entries(repository: Path) -> list[bytes]:
     Settings of a folder name programs that git runs: core.fsmonitor, hooks, filters, pagers.
     """
     git = repository / ".git"
-    if git.is_file():  # of a submodule or another worktree
+    if git.is_file():  # a submodule or another worktree has a link
         link = os.fsdecode(strangers.content(str(git), most=2**12))
         git = repository / link.removeprefix("gitdir:").strip()
     index = strangers.content(str(git / "index"), strangers.RECORD)

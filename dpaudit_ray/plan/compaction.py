@@ -17,7 +17,7 @@ from .finished_trials import FinishedTrials, PackRange
 from .model import PlannedAudit
 
 GATHERED = 256  # packs
-MOST_ROWS = 2**20  # of a file: 8 MiB of scores
+MOST_ROWS = 2**20  # a file has at most: 8 MiB of scores
 _WORTH_IT = 8  # packs; smaller groups stay as they are
 
 

@@ -30,7 +30,7 @@ from .score_stream import ConsumedPack, MissedPack, parts_between_looks
 FEWEST = 64  # packs in a file of several, unless a group has fewer
 READERS = 32  # an object store takes tens of milliseconds to answer each request
 _LOCAL_READERS = 3  # more would slow down the thread that reads the next pack
-MOST_READS = 2 * READERS  # that are under way, or wait to be yielded
+MOST_READS = 2 * READERS  # reads under way, and results that wait to be yielded
 _SCORES_AHEAD = 2**21  # scores that are read ahead; reading a file takes ten times their bytes
 _UNLISTED = 8  # requests for packs that are not stored, each of about 10 ms
 

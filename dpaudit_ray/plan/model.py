@@ -16,7 +16,7 @@ from ..errors import printable
 from ..stats import growth
 from .provenance import Code, InputFile
 
-MAX_PARTS = 100_000  # of a preparation: one file each
+MAX_PARTS = 100_000  # a preparation has at most; each is a file
 _MOST = 100_000_000  # trials, and steps, as in a sweep file
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Step = Annotated[int, Field(ge=1, le=_MOST)]

@@ -30,7 +30,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 class Code:
     """Code that computes trials, and the machine that it runs on."""
 
-    modules: Mapping[str, Sha256]  # of user modules
+    modules: Mapping[str, Sha256]  # digests of the user's modules, by name
     versions: Mapping[str, str]
     device: str
 

@@ -19,8 +19,8 @@ from .measures import Profile, gaussian_trade_off
 from .words import OTHER_CURVE_MARK
 
 Chart = dict[str, Any]
-_BINS = 40  # of a histogram
-_CURVE_POINTS = 120  # of a trade-off curve
+_BINS = 40  # bins of a histogram
+_CURVE_POINTS = 120  # points of a trade-off curve
 _WORLDS = {False: "without the canary", True: "with the canary"}
 
 

@@ -572,7 +572,7 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
             checked.cannot("its estimates", first_line(error), audit.label)
             continue
         results[index] = state.take_snapshot()
-        del state  # with all its scores; the verdict reads them again
+        del state  # frees all its scores; the verdict reads them again
         rows += derived
         own_rows = stored[stored["audit"] == audit.id]
         behind |= _behind(sources, index, failures, derived, own_rows)

@@ -24,8 +24,8 @@ from .verdict import AuditAnswer, measured
 from .words import OTHER_CURVE_MARK
 
 FEW = 40  # audits: with more, their figures are not drawn beforehand
-_BINS = 24  # of a histogram of scores
-_STEPS = 40  # of a line over steps
+_BINS = 24  # bins of a histogram of scores
+_STEPS = 40  # points of a line over steps
 _PANELS = 12  # maps side by side
 _ACROSS = 25  # cells of a row where no two keys vary
 

@@ -12,7 +12,7 @@ from ..errors import percent, plain
 from ..stats import Status
 from .tables import EXACT, Row, Run, assumption_free, may_exceed_claim, representative
 
-_SMALLEST_PLAIN = 0.01  # of an ε with three decimals
+_SMALLEST_PLAIN = 0.01  # a smaller ε would have one digit among three decimals
 PROVED = ("assumption-free", "Gaussian steps", EXACT)  # the assumptions of a certified ε
 
 

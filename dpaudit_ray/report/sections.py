@@ -21,7 +21,7 @@ from .measures import HitRate, Profile, utilities
 from .membership_rates import Reading
 from .tables import Run, overview
 
-Content = dict[str, Any]  # by the names in the template
+Content = dict[str, Any]  # values by their names in the template
 _LISTED = 6  # values of an option that varies
 
 

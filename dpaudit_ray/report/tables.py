@@ -27,7 +27,7 @@ from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 from .measures import utilities
 
-Row = dict[Any, Any]  # of `Run.table`, by column
+Row = dict[Any, Any]  # a row of `Run.table`: values by column
 EXACT = "exact"  # the estimator of an audit without trials that certifies something
 
 

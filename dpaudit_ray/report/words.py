@@ -139,7 +139,7 @@ def conditions(
         claimed = cell.claimed()
         for name in cell.audit.accountants:
             if imports.is_data(name):
-                continue  # of a module that is not trusted
+                continue  # its module is not trusted
             remark = accounting.remark(claimed, name)
             if remark:
                 remarks.add(f"claim by {name}: {remark}")

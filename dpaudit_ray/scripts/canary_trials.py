@@ -23,9 +23,9 @@ from . import claims as claims_of_scripts
 from .protocol import Claim, Trial
 from .script_findings import ALPHA, Judgement, Measured
 
-ALTERNATIVE = 0.7  # of the accounted noise: what should have been found, were it so
+ALTERNATIVE = 0.7  # times the accounted noise: less noise that should have been found
 POWER = 0.8  # probability that trials find ALTERNATIVE
-_LARGEST_EPSILON = 50.0  # that runs can say anything of
+_LARGEST_EPSILON = 50.0  # runs show nothing of a larger ε
 _AUDITS = 25  # simulated, to estimate power
 _SIZES = tuple(round(100 * 1.5**k) for k in range(14))  # 100 to 19 462
 

@@ -13,7 +13,7 @@ from .. import accounting
 from .protocol import Claim, History, RunResult
 
 TOLERANCE = 1e-3  # relative: bounds of accountants differ by less
-_MOST_KINDS = 16  # of steps, that are composed one by one
+_MOST_KINDS = 16  # kinds of steps that are composed one by one
 _COMPOSED_HERE = "pld"  # name of the claim of a loop without Opacus
 Counts = collections.Counter[tuple[float, float]]  # steps by noise multiplier and sampling rate
 

@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from .protocol import Appeared, Prepared
 
-_MOST_LENGTHS = 3  # of arrays that are followed
+_MOST_LENGTHS = 3  # lengths of arrays that are followed
 _MOST_LINES = 3  # whose arrays of one length are changed
-_FEWEST_ROWS = 3  # that are found again in the records
+_FEWEST_ROWS = 3  # rows that must be found again in the records
 _LONGEST_CYCLE = 40
-_SHARE = 10  # one in so many rows takes part in a cycle
-_MOST_RECORDS = 1.5  # for each row that was changed
-_TOLERANCES = (1e-4, 1e-3, 1e-2)  # of the spread, by which a statistic may have changed
-_EXACT = 1e-6  # of the spread: the same operations on the same numbers
+_SHARE = 10  # one in ten rows takes part in a cycle
+_MOST_RECORDS = 1.5  # records that may change for each changed row
+_TOLERANCES = (1e-4, 1e-3, 1e-2)  # shares of the spread by which a statistic may have changed
+_EXACT = 1e-6  # share of the spread: the same operations on the same numbers differ by less
 
 Numbers = npt.NDArray[np.float64]
 Cycle = list[int]  # each row gets the values of the one before it, the first those of the last

@@ -32,10 +32,10 @@ from .script_findings import LAYERS, AuditedCode, Finding, Judgement, ScriptVerd
 from .script_runs import EndedRun, Runner, Target
 from .unchecked import unchecked_in
 
-_FOR_RUNS = 0.9  # of the budget; the rest is for judging them
-_INSPECTING = 0.85  # of that, after which the inspected run ends with its step
+_FOR_RUNS = 0.9  # share of the budget; the rest is for judging the runs
+_INSPECTING = 0.85  # share of the remaining time, after which the inspected run ends
 _PINNED = 0.3  # share of the remaining time for each run with pinned releases
-_GRACE = 0.05  # of the budget, that a run may take on top of its time: it ends after a step
+_GRACE = 0.05  # share of the budget that a run may take in addition: it ends after a step
 _FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials to begin
 _MOST_EXTENDED = 3.0  # times the budget, for runs that wait for a processor
 _MOST_FAILURES = 3  # runs with canaries that raise, before no more are tried
@@ -92,14 +92,14 @@ class Audit:
         self._options = options
         self._progress = progress
         self._began = time.monotonic()
-        self._runs = 0  # that have ended
+        self._runs = 0  # runs that have ended
         self._waited = 0.0  # seconds that ended runs waited for a processor
         self._already_waited = processor.waited()  # seconds of this process before the audit
         self._output = ""  # last lines that a run printed
         self._answers: dict[str, float] = {}  # ε of accountants, by a digest of the question
         self._judgement = Judgement()
         self._remedies: list[str] = []  # what a user can change for a conclusive verdict
-        self._trials: dict[int, CanaryTrials] = {}  # by layer
+        self._trials: dict[int, CanaryTrials] = {}  # trials by layer
         self._failed: list[EndedRun] = []  # failed runs with canaries in steps
 
     def verdict(self) -> ScriptVerdict:
@@ -482,7 +482,7 @@ class Audit:
         if self._is_decided:
             verdict = Verdict.VIOLATION
         measured = []
-        trial_counts = {1: 0, 2: 0}  # by layer: of single steps, of whole runs
+        trial_counts = {1: 0, 2: 0}  # by layer: single steps, whole runs
         for layer, trials in self._trials.items():
             trial_counts[layer] = trials.count
             bound = trials.measured(self._claim, self._delta) if trials.count else None

@@ -24,7 +24,7 @@ SCHEMA = pa.schema(
         "content": pa.large_binary(),
     }
 )
-_KINDS = "biuf"  # of dtypes: bool, int, unsigned int, float
+_KINDS = "biuf"  # kinds of dtypes: bool, int, unsigned int, float
 _PIECE = 2**26  # bytes of a row: a page of Parquet has less than 2**31
 
 

@@ -37,7 +37,7 @@ _LARGE_TIMEOUT = datetime.timedelta(hours=1)  # 1 GiB at 300 kB/s
 def _options(timeout: datetime.timedelta) -> dict[str, Any]:
     """Returns options of a client, whose requests take at most `timeout`, bodies included."""
     client = {
-        "allow_http": True,  # for an endpoint that is configured as http://
+        "allow_http": True,  # an endpoint may be configured as http://
         "connect_timeout": _CONNECT_TIMEOUT,
         "timeout": timeout,
     }
@@ -49,7 +49,7 @@ def _options(timeout: datetime.timedelta) -> dict[str, Any]:
 _SCHEMES = ("s3", "gs", "az")
 _PAGE = 1000  # objects in a page of a list
 _LAST = "sweep.yaml"  # every run has it, and it sorts behind all folders that are listed
-_ATTEMPTS = 10  # to write an object that other processes write: a driver, and readers of a run
+_ATTEMPTS = 10  # attempts to write an object that a driver and readers of the run write, too
 
 
 class _ReplacedError(OSError):

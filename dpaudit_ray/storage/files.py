@@ -169,7 +169,7 @@ class Folder:
         try:
             status = os.fstat(file)
             if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
-                with contextlib.suppress(OSError):  # of file systems without modes
+                with contextlib.suppress(OSError):  # some file systems have no modes
                     os.fchmod(file, mode)
             yield _lock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, name)
         finally:

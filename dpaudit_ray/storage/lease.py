@@ -28,13 +28,13 @@ from ..errors import LeaseLostError, RunDirectoryError, StorageError
 from .place import DRIVER, process_of
 from .run_directory import RunDirectory
 
-Entry = dict[str, Any]  # of `driver.json`
+Entry = dict[str, Any]  # content of `driver.json`
 BEAT_SECONDS = 5.0  # between renewals
 STALE_SECONDS = 4 * BEAT_SECONDS
 LOOK_SECONDS = 0.5  # between reads of a lease that may be stale
 SETTLE_SECONDS = 1.0  # until an entry is read again, if there is no lock; at least 5 write times
 _LOCKED_SETTLE_SECONDS = 0.05
-_LARGEST_PID = 2**31 - 1  # of a process, in the kernel's type for it
+_LARGEST_PID = 2**31 - 1  # the largest number in the kernel's type for it
 
 
 class Lease:

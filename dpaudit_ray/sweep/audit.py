@@ -37,7 +37,7 @@ class EstimatorSpec(Strict):
         if imports.is_data(name):
             return cls(name=name, options=options)
         model = options_model(_estimator_class(name, f"{key}.name"))
-        try:  # by the rules of JSON: lists may become tuples, but text is not a number
+        try:  # rules of JSON: lists may become tuples, but text is not a number
             valid = model.model_validate_json(json.dumps(options))
         except ValidationError as error:
             raise spec_error(error, key, options, model) from error

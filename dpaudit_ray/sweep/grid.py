@@ -13,8 +13,8 @@ from typing import Any
 from ..errors import Mistakes, SpecError, suggestion
 from ..plugins import offending_value
 
-SECTIONS = ("mechanism", "adversary", "audit")  # of a cell; a grid may change these
-MAX_AUDITS = 10_000  # of a sweep
+SECTIONS = ("mechanism", "adversary", "audit")  # parts of a cell, which a grid may change
+MAX_AUDITS = 10_000  # a sweep may have
 LABEL_SEPARATOR = ", "  # between the parts of a label
 _LOCATIONS = ("path", "root")
 _PART = re.compile(r"(?s)(?:([^ =]+)=)?(.*)")  # of a label: `loss period=5` has no key

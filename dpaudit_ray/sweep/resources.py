@@ -16,8 +16,8 @@ from pydantic import (
 
 from ..plugins import Strict
 
-_UNITS = 10_000  # of a resource, in Ray
-_MOST = 10**6  # of a resource; no node has as many
+_UNITS = 10_000  # Ray counts in parts of a resource that are this small
+_MOST = 10**6  # most of a resource that may be asked for; no node has as much
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABELS = rf"!?({_LABEL}|(in)?\({_LABEL}(, ?{_LABEL})*\))"
 

@@ -216,7 +216,7 @@ def _refuse_twins(cells: tuple[Cell, ...]) -> None:
     """Raises SpecError for equal audits: all randomness is seeded, so the second shows nothing."""
     labels: dict[str, str] = {}
     for cell in cells:
-        options = cell.mechanism.model_dump(mode="json")  # with paths of data
+        options = cell.mechanism.model_dump(mode="json")  # contains paths of data
         key = digest([cell.identity(), cell.audit.trials, options])
         if key in labels:
             raise SpecError(

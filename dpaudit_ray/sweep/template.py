@@ -16,7 +16,7 @@ from ..errors import DataError, SpecError
 from ..plugins import parse, registry
 from .yamlfile import dump_yaml
 
-_FOLDERS = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}  # as torchvision names them
+_FOLDERS = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}  # torchvision's names
 _COMMENT_COLUMN = 44
 _LARGE = 100  # values of features above this slow a training run down
 # By sampling of batches: accountants and estimators that fit, and the strongest adversary.

@@ -36,7 +36,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self.name = source
         self._values = self._depth = 0
-        self._sizes: dict[int, int] = {}  # of nodes by their identity, in values
+        self._sizes: dict[int, int] = {}  # sizes in values, by the identity of a node
 
     def compose_node(
         self,
@@ -140,7 +140,7 @@ def read_text(path: Path) -> str:
     except (OSError, ValueError) as error:
         why = reason(error)
         remedy = "give the path of a YAML file"
-        inside = path / "sweep.yaml"  # of a run directory
+        inside = path / "sweep.yaml"  # a run directory has it
         if inside.is_file():
             remedy = f"give {inside}"
         elif isinstance(error, UnicodeDecodeError):

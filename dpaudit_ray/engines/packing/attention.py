@@ -9,7 +9,7 @@ from ..rules.base import Slot
 from ..rules.linear import LinearRule
 from .passes import Layer, Passes
 
-_PROJECTIONS = 3  # of queries, keys and values, in this order in one parameter
+_PROJECTIONS = 3  # queries, keys and values, in this order in one parameter
 
 
 class Attention(nn.Module):

@@ -34,7 +34,7 @@ _OF_THIS_PACKAGE = 8, 1
 # one by one, `convnet` 3.1, 3.4 and 4.7. More share a first layer where the rest is no such loop.
 _LOOPS = 16, 8
 _KEPT_BYTES = 1 << 28  # what the passes of a set may keep on a CPU
-_FREE_SHARE = 0.4  # of the memory that is free, for that and what its use needs
+_FREE_SHARE = 0.4  # share of the free memory for that, and for what its use needs
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _is_of_this_package(module: nn.Module) -> bool:
     return any(name.startswith(f"{package}.models.") for name in classes)
 
 
-GPU_MOST = Groups(4096, 4096)  # in which small networks have some 70 launches for all models
+GPU_MOST = Groups(4096, 4096)  # small networks then have some 70 launches for all models
 ONE_BY_ONE = Groups(1, 1)
 
 

@@ -67,12 +67,12 @@ class PackedModel:
         self._workers = [self]  # a copy for each thread, by its number
         self.single = False  # whether every example goes through the module alone
         self._alone: Samplewise | None = None  # None if the module is packed
-        self._viewed: Samplewise | None = None  # for examples with several views
+        self._viewed: Samplewise | None = None  # computes examples with several views
         self._settled = False  # whether the way of packing is chosen
         self._threaded = True  # whether models are divided among threads
         self._passes = Passes()
         self._passes.by_loops = self.initial.device.type == "cpu"  # they need numba, a GPU does not
-        self._loops: Loops | None = None  # of the whole network
+        self._loops: Loops | None = None  # loops for the whole network
         self._convolutions_in_loops = 0
         self._obstacle = find_obstacle(module)
         if self._obstacle is not None:

@@ -77,7 +77,7 @@ class Passes:
         self.bare: list[Bare] = []  # parameters without a rule
         self._leaves: list[Tensor] = []  # values of `bare`, one for every example, [n*B, ...]
         self.records: list[Record] = []  # in the order of the backward pass
-        self._applied: set[Rule] = set()  # in this pass: a layer may be applied once
+        self._applied: set[Rule] = set()  # rules that were applied in this pass: each may be once
         # Output and saved data of layers on the batch itself, which all groups share.
         self._shared: dict[Rule, tuple[Tensor, Any]] = {}
 
@@ -143,7 +143,7 @@ class Passes:
             at_once: number of models of a group.
         """
         gradients: list[tuple[slice, SampleGradients]] = []
-        shared: list[list[Record]] = []  # by group: of layers that are applied to the batch itself
+        shared: list[list[Record]] = []  # by group: records of layers on the batch itself
         with self._pass(theta, step.x):
             for models in slices(len(theta), at_once):
                 records = self._forward_and_backward(models, step)

@@ -20,7 +20,7 @@ from .memory import slices
 
 # Gradients that exist at once: 64 MiB of float32, or 2 GiB on a GPU.
 _NUMBERS, _ON_GPU = 1 << 24, 1 << 29
-MODELS = 16  # that go through `vmap` together
+MODELS = 16  # models that go through `vmap` together
 # Squares that torch adds one by one on a CPU: 11 million in float32 are 4e-4 too short.
 _ADDED = 1 << 16
 
@@ -119,7 +119,7 @@ class Samplewise:
         try:
             mapped = fast.gradients(row, x, y)
             expected = self.gradients(row, x, y)
-        except RuntimeError:  # of operations that `torch.func` does not take
+        except RuntimeError:  # `torch.func` does not take some operation
             return self
         return fast if torch.allclose(mapped, expected, rtol=1e-3, atol=1e-5) else self
 

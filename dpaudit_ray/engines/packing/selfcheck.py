@@ -28,13 +28,13 @@ from .vetting import halves, relative_error, vet
 # Makes a `PackedModel`, by groups, with loops or without, and whether `vmap` is around its rules.
 Make = Callable[[Groups | None, bool, bool], Any]
 
-_SPREAD = 0.05  # of the models' parameters around the module's own
+_SPREAD = 0.05  # deviation of the models' parameters from the module's
 _LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
-_BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest entry
+_BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}  # errors relative to the largest entry
 _SURE = 1e-4  # float32 above this, but below its bound, has float64 decide where that is allowed
 _SAMPLED = 1 << 22  # parameters of all models: to sample more would take as long as the check
 _MOST = 1 << 27  # numbers of a group's θ, as in a pack of `pack_size: auto`
-_CANCELLED = 1e-3  # of C: sums that cancel to less are rounding, and as good as none
+_CANCELLED = 1e-3  # times C: sums that cancel to less are rounding, and as good as none
 _READS = "reads numbers from its batch (`if`, `.item()`), so every example goes through it alone"
 _OTHER_SUMS = "gives other sums or outputs when it is packed"
 

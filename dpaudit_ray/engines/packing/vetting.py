@@ -90,7 +90,7 @@ def vet(
         _outputs_of(module, x)
     if generators != _generator_states():
         raise _refusal(_DRAWS)
-    state = _check_state(module, before)  # with attributes that the first call has made
+    state = _check_state(module, before)  # has attributes that the first call has made
     expected = _outputs_of(module, x)  # again: a mode such as `Reads` keeps torch from fused layers
     if relative_error(_outputs_of(module, x), expected) > 0:
         raise _refusal(_UNSTEADY)

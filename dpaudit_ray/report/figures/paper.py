@@ -14,7 +14,7 @@ from .primitives import canvas, epsilon_at
 
 _INCHES = {1: 3.35, 2: 6.9}  # the width of columns of a page, by their number
 _POINTS = 8  # size of the type
-_LEAST_SCALE = 0.55  # of the height: lines of type of this size need as much
+_LEAST_SCALE = 0.55  # the height shrinks no further: lines of type need it
 _MOST_LABELLED = 120  # cells that have their number, too
 
 

@@ -38,7 +38,7 @@ _ABOVE = "above its claim"
 _FEWEST = 3  # values of a key that make a line
 _WIDE = 100  # times the least value of a key: then its axis is logarithmic
 _MOST = 2 * len(COLOURS)  # histograms in a figure
-_BINS = 60  # of a histogram
+_BINS = 60  # bins of a histogram
 
 
 def captions(run: Run) -> dict[str | None, str]:
@@ -220,7 +220,7 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
     """
     last = last_bounds(bounds)
     names = []  # label and font weight of each row, from above
-    rows = {}  # of each line
+    rows = {}  # number of the row of each line
     for _, panel in last.groupby("panel"):
         title = panel["title"].iloc[0]
         if panel["line"].nunique() > 1 and title:
@@ -465,7 +465,7 @@ def distribution_figure(distribution: Distribution) -> Figure:
             dash, colour = divmod(number, len(COLOURS))
             style = {"color": COLOURS[colour], "ls": DASHES[dash]}
             axes.stairs(shares, distribution.edges, label=label, **style)
-        logarithmic(axes, "y")  # for the tails
+        logarithmic(axes, "y")  # shows the tails
         axes.set_xlabel(distribution.quantity)
         axes.set_ylabel("share")
         _legend_outside(figure)

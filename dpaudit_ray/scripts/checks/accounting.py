@@ -56,7 +56,7 @@ class Accounting(Check):
         """
         claimed = inspection.result.claims
         numbers = {n for n, claim in enumerate(claimed) if claim in group}
-        last: dict[float, dict[int, Report]] = {}  # by δ and accountant
+        last: dict[float, dict[int, Report]] = {}  # last report, by δ and accountant
         for report in inspection.result.reported:
             if report.claim in numbers:
                 last.setdefault(report.delta, {})[report.claim] = report

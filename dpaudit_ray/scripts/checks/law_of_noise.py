@@ -8,7 +8,7 @@ from ..protocol import Correlation, StepInspection
 from ..script_findings import Judgement
 from .check import LEVEL_SHARE, Check, Inspection, at_step
 
-_KINDS = 3  # of pairs: steps, tensors, neighbours
+_KINDS = 3  # kinds of pairs: steps, tensors, neighbours
 
 
 class LawOfNoise(Check):

@@ -18,7 +18,7 @@ from .check import LEVEL_SHARE, Check, Inspection, at_step, find_uneven, listed
 
 _MISSED = 0.05  # probability that a shortfall is not found which the sentence states as found
 _SLACK = 1.01  # shortfalls of noise below a hundredth are not reported
-_FULL_SHARE = 0.8  # of the squared distance that is promised, for one tensor alone
+_FULL_SHARE = 0.8  # share of the promised squared distance, for one tensor alone
 _FAR = 20.0  # times the promised distance: there is no clipping at all
 
 Floats = npt.NDArray[np.float64]
@@ -230,7 +230,7 @@ def _compare(
     half_quantiles = special.gammaincinv(degrees_of_freedom / 2, share / len(step.sizes))
     variances = squares / (2 * half_quantiles)
     by_tensor = shifted / variances  # [changes, noisy tensors]
-    worst = int(by_tensor.sum(axis=1).argmax())  # of the changes
+    worst = int(by_tensor.sum(axis=1).argmax())  # the change that moves the release furthest
     estimate = math.sqrt(np.sum(shifted[worst] * degrees_of_freedom / squares))
     # If a variance is as observed, its upper bound is below this with 95 % probability.
     quantiles = 2 * special.gammaincinv(degrees_of_freedom / 2, 1 - _MISSED / len(squares))

@@ -11,9 +11,9 @@ from ..script_findings import Judgement
 from .check import Check, Inspection, PinnedRun, PinnedRuns, at_step, listed
 
 _CHANGED = 1e-3  # relative: arithmetic in another order changes a gradient's length by less
-_ROUNDINGS = 4  # by which an equal gradient may differ, if the batch has another size
+_ROUNDINGS = 4  # equal gradients may differ by these, if the batch has another size
 _FINDINGS = {"row": "moves others", "release": "goes on", "update": "comes between"}
-_SMALLEST = 1e-6  # of the longest: shorter gradients are compared with this length
+_SMALLEST = 1e-6  # share of the longest gradient: shorter ones are compared with this length
 
 
 @dataclasses.dataclass(frozen=True, order=True)

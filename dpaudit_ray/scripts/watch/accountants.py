@@ -10,8 +10,8 @@ from typing import Any
 from ..protocol import AccountedStep, History, Report
 from .loaders import ReleaseKey
 
-Counts = collections.Counter[tuple[int, float, float]]  # of steps, by accountant, σ and q
-_SECONDS = 5.0  # that an accountant may take for further δ
+Counts = collections.Counter[tuple[int, float, float]]  # counts of steps, by accountant, σ and q
+_SECONDS = 5.0  # an accountant may take for further δ
 
 
 @dataclass

@@ -59,7 +59,7 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
     if any(not torch.equal(a, b) for a, b, _ in outputs):
         why = "a forward pass repeated with the same generators gave a different result"
         return ForwardInspection(inconclusive=why)
-    relative_change = 0.0  # of outputs of the records that were not exchanged
+    relative_change = 0.0  # change of outputs of records that were not exchanged
     for output, _, other in outputs:
         unchanged = output.narrow(dim, 1, batch - 1)
         change = (unchanged - other.narrow(dim, 1, batch - 1)).abs().max()

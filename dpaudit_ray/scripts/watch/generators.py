@@ -14,9 +14,9 @@ import torch
 
 from .hooks import users_frames
 
-Generator = Any  # of torch, numpy or Python
+Generator = Any  # a generator of torch, numpy or Python
 KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_MOST_PARTS = 100  # of a container that is searched for generators
+_MOST_PARTS = 100  # parts of a container that are searched for generators
 _STEP = 7919  # between the seeds of generators that are seeded at once
 
 

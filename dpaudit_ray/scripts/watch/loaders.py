@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..protocol import Draws
 from .hooks import around, before
 
-_MOST_INDICES = 4_000_000  # that are stored; later draws are not checked
+_MOST_INDICES = 4_000_000  # indices that are stored; later draws are not checked
 
 Indices = npt.NDArray[np.int64]
 ReleaseKey = tuple[int, int]  # number of an optimizer or call site, and its step
@@ -81,7 +81,7 @@ class LoaderWatch:
             """Draws indices, and notes them as waiting: workers fetch batches ahead."""
             batch = original(iterator)
             sampler = iterator._index_sampler
-            splits = type(sampler).__name__ == "BatchSplittingSampler"  # of Opacus
+            splits = type(sampler).__name__ == "BatchSplittingSampler"  # a class of Opacus
             iteration = Iteration(iterator._dataset, sampler, splits)
             self._iterations.setdefault(iterator, iteration).waiting.append(_as_indices(batch))
             return batch

@@ -13,17 +13,17 @@ import torch
 from ..protocol import Correlation, LawDistance
 from .tensors import Release, Vector, difference, squared_lengths
 
-_NUMBERS = 20_000  # of noise that are drawn per step, within these bounds of draws and seconds
+_NUMBERS = 20_000  # numbers of noise to draw per step, within these bounds of draws and seconds
 _FEWEST_DRAWS = 4
 _MOST_DRAWS = 64
 _SECONDS = 3.0
 _COMPARED = 4096  # numbers of each tensor whose noise is compared over steps and tensors
-_MOST_NUMBERS = 200_000  # of the last steps, whose law is computed
+_MOST_NUMBERS = 200_000  # numbers of the last steps whose law is computed
 _FEWEST_COMPARED = 16
 _FEWEST_NEIGHBOURS = 32
 _MOST_SHIFTED = 16_384  # numbers of two steps that are compared with a shift
-_GAPS = 0.25  # of the draws, in which a number that is left out is zero
-_LEAST = 1e-30  # of a product of squares
+_GAPS = 0.25  # share of draws in which a number that is left out is zero
+_LEAST = 1e-30  # a product of squares counts at least as this
 _ROUNDING = 1e-12  # relative: what rounding leaves of the spread of equal numbers
 
 

@@ -21,7 +21,7 @@ from .other_updates import note_initial_statistics, note_input
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
 
-_NO_HOOKS = "GradSampleModuleNoOp"  # of grad_sample_mode="no_op"
+_NO_HOOKS = "GradSampleModuleNoOp"  # class for grad_sample_mode="no_op"
 _USUAL_SAMPLERS = {
     "RandomSampler",
     "SequentialSampler",
@@ -204,7 +204,7 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
     Passes of a private network are repeated with another record. Of other networks, inputs are
     noted: the private records may train them.
     """
-    passes = collections.Counter[tuple[int, bool, bool]]()  # by network, and their kind
+    passes = collections.Counter[tuple[int, bool, bool]]()  # by network and kind
 
     @before(torch.nn.Module, "__call__")
     def forward(module: Any, /, *args: Any, **kwargs: Any) -> None:

@@ -49,7 +49,7 @@ from .tensors import (
 _GHOST = "DPOptimizerFastGradientClipping"
 
 Change = Callable[[Any], None] | None  # alters the copies that a step is about to work on
-Call = functools.partial[Any]  # of an optimizer's method, with its arguments
+Call = functools.partial[Any]  # a call of an optimizer's method, with its arguments
 Passes = list[list[torch.Tensor]]  # gradients of examples, by parameter and backward pass
 
 
@@ -147,9 +147,9 @@ class OptimizerWatch(StepWatch):
         self._adapted_bound: _AdaptedBound | None = None
         self._unclipped_change: Change = None  # one record more, which an adaptive bound counts
         self._call: Callable[[], Any] = lambda: None  # takes the step as the script would
-        self._has_closure = False  # which makes the step's gradients
-        self._pending_change: Change = None  # to be made before gradients are clipped
-        self._open_iteration: Iteration | None = None  # of a draw that is not complete yet
+        self._has_closure = False  # a closure makes the step's gradients
+        self._pending_change: Change = None  # is made before gradients are clipped
+        self._open_iteration: Iteration | None = None  # its last draw is not complete yet
         entrances = {
             "step": self._enter_step,
             "pre_step": self._enter_pre_step,
@@ -432,7 +432,7 @@ class OptimizerWatch(StepWatch):
             """Appends the example's row to the gradients of each parameter."""
             for p, tensor in zip(optimizer.params, row, strict=True):
                 sample = getattr(p, "grad_sample", None)
-                if self.ghost:  # which has the clipped sum, and no rows
+                if self.ghost:  # it has the clipped sum, and no rows
                     p.grad = None if p.grad is None else p.grad + tensor.to(p.grad)
                 elif isinstance(sample, list) and sample:
                     sample[-1] = longer(sample[-1], tensor)

@@ -31,9 +31,9 @@ from .shared_records import arrays_of, base_and_rows
 from .tensors import is_array, is_numeric, owns_memory, row_keys, sample_digest, tree_leaves
 
 _CANDIDATES = 100  # records that one might be exchanged for
-_MOST_ROWS = 200_000  # of an array in which a step's examples are searched
-_DROPPING = ("dropout", "dropout1d", "dropout2d", "dropout3d")  # of torch.nn.functional
-_DRAWING = ("rand", "randn", "randint", "rand_like", "randn_like")  # of torch
+_MOST_ROWS = 200_000  # rows of an array in which a step's examples are searched
+_DROPPING = ("dropout", "dropout1d", "dropout2d", "dropout3d")  # functions of torch.nn.functional
+_DRAWING = ("rand", "randn", "randint", "rand_like", "randn_like")  # functions of torch
 _DECIDERS = (  # what chooses by a number: module, class, method
     ("torch.optim.lr_scheduler", "ReduceLROnPlateau", "step"),
     ("pytorch_lightning.callbacks", "ModelCheckpoint", "check_monitor_top_k"),
@@ -352,7 +352,7 @@ def exchange_half(data: Any) -> dict[int, int]:
     Returns:
         The index of the record in its place, by the index of each that was replaced.
     """
-    size = len(data) if hasattr(data, "__len__") else 0  # of a stream, nothing is exchanged
+    size = len(data) if hasattr(data, "__len__") else 0  # in a stream, nothing is exchanged
     substitutes = dict.fromkeys(range(0, size - 1, 2), 1)
     _overwrite(data, substitutes)
     return substitutes

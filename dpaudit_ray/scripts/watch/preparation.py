@@ -31,12 +31,12 @@ from .tensors import digest, is_array, is_numeric, owns_memory, tree_leaves
 
 _FEWEST = 30  # rows of an array that may have the records
 _MOST_EVENTS = 200_000  # lines of the script that are followed
-_MOST_BYTES = 2**28  # of an array
-_MOST_RECORDS = 100_000  # that are fetched one by one, if that is fast
-_MOST_ELEMENTS = 100_000  # of a list
-_SECONDS = 10.0  # for fetching them
+_MOST_BYTES = 2**28  # a followed array has at most
+_MOST_RECORDS = 100_000  # records that are fetched one by one, if that is fast
+_MOST_ELEMENTS = 100_000  # a followed list has at most
+_SECONDS = 10.0  # fetching them may take
 _MOST_COLUMNS = 20  # whose extremes are changed
-_MOST_PARTS = 10  # of a container with arrays; a longer one is a list of records
+_MOST_PARTS = 10  # a container with arrays has at most; a longer one is a list of records
 _PLAIN = (int, float, bool, complex, str, bytes, type(None))
 
 Numbers = npt.NDArray[np.float64]
@@ -202,7 +202,7 @@ def _digest(array: Any) -> str | None:
 
         try:
             rows = hash_pandas_object(array).to_numpy()
-        except TypeError:  # of lists in a column
+        except TypeError:  # a column has lists
             return None
         return hashlib.blake2b(rows.data, digest_size=16).hexdigest()
     if array.nbytes > _MOST_BYTES or not owns_memory(array):

@@ -184,7 +184,7 @@ class _KnownTensors:
         self._explained = run.publications.before | set(map(digest, processed))
         if file and not run.releases:
             self._explained |= digests_of_all_networks()
-        self.shapes = collections.Counter[tuple[int, ...]]()  # of the last releases of loops
+        self.shapes = collections.Counter[tuple[int, ...]]()  # shapes of the last releases of loops
         for stream in run.streams.values():
             self.shapes.update(stream.released_shapes)
         self.unmatched = self.shapes.copy()  # those that no published tensor has had so far

@@ -17,7 +17,7 @@ from .run_state import WatchedRun
 from .tensors import digest, has_numbers, is_array, is_numeric, tree_leaves
 
 FEWEST = 4  # records of the batch that the record is chosen from
-_FEWEST_VALUES = 8  # of a record; records with fewer may be equal by chance
+_FEWEST_VALUES = 8  # values of a record; records with fewer may be equal by chance
 _BY_INDEX = 0  # kind of data sets, of PyTorch
 
 

@@ -30,10 +30,10 @@ from .tensors import (
     squared_lengths,
 )
 
-run: WatchedRun | None = None  # that is watched in this process
+run: WatchedRun | None = None  # the run that this process watches
 
 _WILD = 1000  # times the values of a record
-_MOST_ROWS = 200_000  # of all steps, that are searched among the records
+_MOST_ROWS = 200_000  # rows of all steps that are searched among the records
 _LIMIT = 6.0  # standard deviations of the number of rows that are never drawn
 
 Arrays = list[Any]
@@ -80,10 +80,10 @@ class Stream(StepWatch):
         # Steps by noise multiplier and sampling rate.
         self._counts: collections.Counter[Any] = collections.Counter()
         self._redraws: bool | None = None  # whether a call draws noise of its own; None: untried
-        self._scale = 1.0  # of what replaces a pinned release
-        self._noises: list[Release] = []  # of all steps, if noise is correlated
+        self._scale = 1.0  # deviation of what replaces a pinned release
+        self._noises: list[Release] = []  # noise of all steps, if it is correlated
         self._white: Release | None = None  # the step's noise that no earlier step determines
-        self._first_steps: dict[int, int] = {}  # of records, by their index
+        self._first_steps: dict[int, int] = {}  # first step of each record, by its index
         self._call: ReleasedArrays = lambda *_: []  # repeats the step
 
     @property

@@ -18,8 +18,8 @@ from .hooks import calling_line
 from .loaders import LoaderWatch
 from .shared_records import PrivateRecords
 
-_INSPECTING = 0.5  # of the seconds that a run has, in which every step is inspected
-_FREE_SECONDS = 2.0  # that inspections may take at once
+_INSPECTING = 0.5  # share of the run's time in which every step is inspected
+_FREE_SECONDS = 2.0  # inspections may take at once
 _LONGEST = 3.0  # times the seconds that a run has: it may take so many on a busy machine
 
 

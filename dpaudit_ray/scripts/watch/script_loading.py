@@ -52,7 +52,7 @@ def load(
     sys.argv = [str(script), *arguments]
     os.environ |= _FOR_HYDRA
     if script.suffix == ".ipynb":
-        os.chdir(script.parent)  # as Jupyter does
+        os.chdir(script.parent)  # Jupyter does so
     if not name:
         return functools.partial(_run_file, state, script)
     module = _imported(script)
@@ -122,7 +122,7 @@ def _execute(script: Path, name: str) -> types.ModuleType:
     if script.suffix == ".py":
         module.__file__ = str(script)
     else:
-        vars(module)["display"] = print  # of IPython
+        vars(module)["display"] = print  # IPython's function
     for file, source in _sources(script):
         try:
             code = compile(source, file, "exec", dont_inherit=True)

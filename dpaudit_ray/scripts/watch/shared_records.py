@@ -11,15 +11,15 @@ from torch.utils.data import ConcatDataset, Subset
 
 from .tensors import row_keys
 
-_MOST_PARTS = 10  # of a data set; a longer list is of records
+_MOST_PARTS = 10  # parts of a data set; a longer list is of records
 _MOST_ROWS = 200_000
-_MOST_PRODUCTS = 2**22  # of a tensor's rows with records
+_MOST_PRODUCTS = 2**22  # products of a tensor's rows with records
 _MOST_COLUMNS = 200  # whose correlations are computed
-_FEWEST_COLUMNS = 4  # that are not uncorrelated by chance
+_FEWEST_COLUMNS = 4  # fewer columns may be uncorrelated by chance
 _FEWEST = 30  # records that have statistics
 _FEWEST_LABELS = 16
 _LONG_ROW = 8  # numbers; shorter ones may be equal by chance
-_FEWEST_VALUES = 3  # that a row must have, or so many of each of two
+_FEWEST_VALUES = 3  # different values of a row; or two values, each as often
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 # Two ways of computing the same differ by less.
 _ABSOLUTE_TOLERANCE = 1e-4

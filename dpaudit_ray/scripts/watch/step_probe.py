@@ -30,7 +30,7 @@ from .tensors import (
     squared_lengths,
 )
 
-Change = Any  # of a step's examples: None for no change, else of a kind that an adapter has
+Change = Any  # a change of a step's examples, of a kind that an adapter has; None for none
 
 INSPECTED = frozenset({0, 1, 2, 3, 5, 8} | {2**k for k in range(4, 14)})  # steps, in full
 FAR = 1e3  # times the clipping bound: what every clipping must cut off
@@ -92,11 +92,11 @@ class StepWatch:
         self.shapes: list[tuple[int, ...]] | None = None
         self.generators: list[Generator] = []
         self._noise = StepNoise()
-        self._has_gaps = False  # in draws of a step until now
+        self._has_gaps = False  # a draw of some step so far had gaps
         # Of all generators, after the step and its changes.
         self._states_after: set[tuple[str, ...]] = set()
-        self._noise_states: set[tuple[str, ...]] = set()  # that steps drew their noise from
-        self._trial: _CanaryTrial | None = None  # of the step; None without one
+        self._noise_states: set[tuple[str, ...]] = set()  # states that steps drew their noise from
+        self._trial: _CanaryTrial | None = None  # the step's trial; None without one
 
     @property
     def at(self) -> ReleaseKey:

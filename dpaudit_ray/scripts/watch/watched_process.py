@@ -46,7 +46,7 @@ _SAVING = (
     ("safetensors.torch", "save_file"),
 )
 _PACKAGES = ("torch", "opacus", "numpy", "jax", "tensorflow", "lightning", "transformers")
-_FEW_COPIES = 0.02  # of the records; in public tables some thousandths are copies
+_FEW_COPIES = 0.02  # share of the records; in public tables some thousandths are copies
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed, beside its own
 
 
@@ -289,7 +289,7 @@ def _draws(state: WatchedRun) -> list[Draws]:
     private = set(map(id, state.networks.data or [draw.data for draw in used]))
     releases: dict[tuple[int, ReleaseKey], list[Indices]] = {}
     records: dict[int, int] = {}
-    numbers: dict[int, Indices] = {}  # of records; one may be in the data several times
+    numbers: dict[int, Indices] = {}  # numbers of records; one may be in the data several times
     for draw in used:
         key = id(draw.data)
         if key not in private:
