@@ -153,7 +153,7 @@ def subclass(
     Args:
         base: a class of this package.
         path: `package.module:Class`.
-        key: of the option that has the path.
+        key: key of the option that has the path.
     """
     cls = imported(path, key)
     if not (isinstance(cls, type) and issubclass(cls, base)):
@@ -177,7 +177,7 @@ def training(
     Args:
         path: the function, as `package.module:name`; it takes (member, seed, **options).
         options: its options.
-        key: of the mechanism in the sweep file, for errors.
+        key: key of the mechanism in the sweep file, for errors.
 
     Raises:
         SpecError: it cannot be imported, or does not take these arguments.

@@ -254,7 +254,7 @@ def spec_error(
     """Translates a pydantic error into one line for each problem, with its full key.
 
     Args:
-        error: of pydantic.
+        error: error of pydantic.
         prefix: key of the options in the sweep file.
         raw: the options.
         model: their class, whose fields are suggested for unknown keys.
@@ -342,8 +342,8 @@ def _find(
 
     Args:
         base: kind of the class.
-        name: of a plug-in, or `package.module:Class`.
-        key: of the option that has the name.
+        name: name of a plug-in, or `package.module:Class`.
+        key: key of the option that has the name.
     """
     if ":" in name:
         return imports.subclass(base, name, key)

@@ -73,7 +73,7 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         trials: that number, if it is known.
         delta: δ of claim and bound; None for that of the claim.
         confidence: level of the bound.
-        seed: of secret bits and noise.
+        seed: seed of secret bits and noise.
         storage_path: folder or address; results go to a folder there that is named by the call.
 
     Returns:
@@ -126,7 +126,7 @@ def _learning(trials: int, delta: float, largest_fit: int, zoomed: float) -> dic
     """Returns options of the learned adversary that suit the number of trials.
 
     Args:
-        trials: of the audit.
+        trials: number of trials of the audit.
         delta: δ of claim and bound.
         largest_fit: most runs to learn from.
         zoomed: runs that are drawn to learn from the surest, for each trial.

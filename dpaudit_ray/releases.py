@@ -57,12 +57,12 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
         sample_rate: the probability of a record to be in a step, as claimed.
         per_example: gradients, an array [examples, ...] per tensor.
         of: how many records the step's were drawn from.
-        name: of this call, if a script has several.
+        name: name of this call, if a script has several.
         strategy: the matrix C [T, T] of correlated noise C⁻¹ z, lower triangular: z then has the
             deviation `noise_multiplier` times `max_grad_norm` and the sensitivity of C, and the
             claim is one release of all T steps.
         separation: steps from one participation of a record to the next, as claimed with it.
-        indices: of the step's records among all, with correlated noise.
+        indices: indices of the step's records among all, with correlated noise.
 
     Returns:
         total + noise, an array per tensor.
@@ -208,10 +208,10 @@ def _stream(
     Only an audit imports the recorder's module, so a script without one does not load it.
 
     Args:
-        name: of the call site.
-        noise_multiplier: as claimed there.
-        max_grad_norm: as claimed there.
-        sample_rate: as claimed there.
+        name: name of the call site.
+        noise_multiplier: value that is claimed there.
+        max_grad_norm: value that is claimed there.
+        sample_rate: value that is claimed there.
     """
     watch = sys.modules.get("dpaudit_ray.scripts.watch.release_functions")
     return watch.stream_at(name, (noise_multiplier, max_grad_norm, sample_rate)) if watch else None

@@ -42,7 +42,7 @@ def assert_private(
         delta: δ of the claim; None: that of `@audited`.
         budget: time limit: seconds, or "5min".
         layers: checks to run: 0 inspects one run, 1 tests steps, 2 tests runs.
-        seed: of the audit's random choices.
+        seed: seed of the audit's random choices.
         conclusive: whether an undecided claim fails the test, too.
 
     Returns:

@@ -182,7 +182,7 @@ class PublicKnowledge(Protocol):
         Args:
             runs: how many there are.
             noisy: whether gradients are clipped and get noise.
-            seed: of batches and noise.
+            seed: seed of batches and noise.
             canary: is in all of them, if they are noisy; None for none.
             period: steps from one insertion of the canary to the next.
         """

@@ -235,7 +235,7 @@ class Learned(OutputAdversary):
         Args:
             cells: number of distinct outputs; counts need several runs for each.
             runs: number of own runs.
-            seed: of classifiers.
+            seed: seed of classifiers.
         """
         names = _AUTO if self.model == "auto" else (self.model,)
         for name in names:
@@ -319,7 +319,7 @@ def _shown(
     bits, and so shows rarer events. A bound on trials may not choose it so.
 
     Args:
-        log_odds: of "in", float64 [n].
+        log_odds: log odds of "in", float64 [n].
         inside: the worlds, bool [n].
         delta: δ of the claim.
     """
@@ -366,7 +366,7 @@ def _learn(
 
     Args:
         name: the classifier's class.
-        seed: of the classifier.
+        seed: seed of the classifier.
         x: columns, float64 [n, k], NaN where missing.
         y: whether each run had the second input, bool [n].
     """

@@ -45,7 +45,7 @@ class Reading:
         """Returns the score of a step, of the shape of its projection.
 
         Args:
-            projection: of the release on the canary, in units of C, any shape.
+            projection: projection of the release on the canary, in units of C, any shape.
             public: knows noise and sampling.
         """
         import torch
@@ -97,7 +97,7 @@ class Whitening:
 
         Args:
             step: its number, from 1; every step must be passed, in order.
-            projection: of the release on the canary, in units of C, [n] or [n, m].
+            projection: projection of the release on the canary, in units of C, [n] or [n, m].
         """
         import torch
 

@@ -43,7 +43,7 @@ def mislabelled(public: PublicKnowledge, rng: "Generator", index: int | None) ->
     Args:
         public: has the data.
         rng: draws the class, and the example if none is named.
-        index: of the example; None for a random one.
+        index: index of the example; None for a random one.
     """
     if index is None:
         index = int(rng.integers(public.examples))

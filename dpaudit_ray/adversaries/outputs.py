@@ -98,7 +98,7 @@ class Encoder:
         """Counts each known text in every output, float64 [n, texts + 1]; unknown ones last.
 
         Args:
-            texts: of each output.
+            texts: texts of each output.
         """
         flags = np.zeros((len(texts), len(self._texts) + 1))
         for row, of_output in enumerate(texts):

@@ -161,7 +161,7 @@ def _table(
     Args:
         progress: snapshot of the sweep.
         labels: names of all audits, shortened.
-        indices: of the audits that are drawn.
+        indices: indices of the audits that are drawn.
     """
     table = Table(box=None, pad_edge=False, header_style="underline")
     table.add_column("audit", min_width=12)

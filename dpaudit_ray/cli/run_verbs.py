@@ -112,7 +112,7 @@ def _show_end(
     Args:
         opened: the run, as it is now stored.
         summary: its verdict; None before there is any.
-        result: of this attempt.
+        result: result of this attempt.
         missed: lines on trials that failed one by one.
         details: whether to print all columns.
     """

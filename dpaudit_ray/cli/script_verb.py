@@ -145,7 +145,7 @@ def _audit(target: Target, options: Options, address: str | None) -> ScriptVerdi
     Args:
         target: the script.
         options: limits and choices of the audit.
-        address: of a cluster's head; RAY_ADDRESS if None.
+        address: address of a cluster's head; RAY_ADDRESS if None.
     """
     from ..scripts.script_audit import Audit
     from ..scripts.script_runs import LocalRunner, RayRunner

@@ -202,7 +202,7 @@ def _show_entry(key: str, entry: "Entry", as_json: bool) -> None:
     """Prints the description of a name and a table of its options.
 
     Args:
-        key: of sweep files, which has the name as its value.
+        key: the key of sweep files that has the name as its value.
         entry: the name, its description and options.
         as_json: prints JSON in place of a table.
     """

@@ -286,7 +286,7 @@ def show_cost(core_hours: float, price: float | None, most: float | None) -> Non
 
     Args:
         core_hours: NaN if they are unknown.
-        price: of one, in any currency.
+        price: price of a core-hour, in any currency.
         most: `resources.max_core_hours`.
     """
     if not core_hours > 0:

@@ -267,7 +267,7 @@ class Csv(Data):
         """Raises DataError unless there are rows of named columns, a label and features.
 
         Args:
-            file: for messages.
+            file: the file, for messages.
             table: its content, a data frame.
             nameless: whether columns may lack a name.
         """
@@ -300,8 +300,8 @@ class Csv(Data):
         """Raises DataError if an option names no column, or one that has another use.
 
         Args:
-            file: for messages.
-            names: of its columns.
+            file: the file, for messages.
+            names: names of its columns.
             label: name of the column of labels.
         """
         columns_of = {"label": [label]}

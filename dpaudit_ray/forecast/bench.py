@@ -230,7 +230,7 @@ def _median_seconds(
 
     Args:
         call: what is timed.
-        device: whose queue is waited for.
+        device: the device that computes; calls wait for its queue.
         repeats: number of timed calls.
     """
     import torch

@@ -58,7 +58,7 @@ class AuditOutlook:
         largest_certifiable: largest possible bound on ε; None, like `power`, without trials.
         power: probability of a bound of 90 % of the claim if the claim is tight.
         trials_needed: number of trials for a power of 80 %; None if no number is enough.
-        status: of these bounds.
+        status: status of these bounds.
         likely: bound that a tight attack reaches with a probability of 80 %; NaN if the claim is
             not a number.
         grows: whether `audit.up_to` plans for `trials_needed`.
@@ -175,7 +175,7 @@ def _with_bounds(
 
     Args:
         outlook: the forecast so far.
-        audit: as planned.
+        audit: the audit in the plan.
         cell: the audit as the sweep has it.
     """
     alpha = 1 - cell.audit.confidence
@@ -336,7 +336,7 @@ def _time_parts(
     Args:
         trainer: computes parts in this process.
         run: has the parts that are done.
-        plan: of the sweep.
+        plan: plan of the sweep.
         awaited: parts that are to be done.
         made: takes the arrays that are computed, by preparation and number of the part.
 
@@ -372,7 +372,7 @@ def _prepared(
 
     Args:
         run: has the parts that are done.
-        plan: of the sweep.
+        plan: plan of the sweep.
         made: arrays that were computed here, by preparation and number of the part.
         audit: index of the audit.
     """

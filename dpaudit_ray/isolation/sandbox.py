@@ -125,7 +125,7 @@ class Sandbox:
         Args:
             target: the function, as `package.module:function`.
             argument: its only argument, plain JSON.
-            limits: of time and memory; none by default.
+            limits: limits of time and memory; none by default.
 
         Raises:
             ClusterError: the server cannot be started, or has died.
@@ -221,9 +221,9 @@ def _watch(
     """Waits for the end of a call; returns its exit status and the limit it was ended for.
 
     Args:
-        connection: to the server, which sends the process id of the child, then its exit status.
+        connection: the server sends through it the child's process id, then its exit status.
         printed: reads what the child prints.
-        limits: of time and memory.
+        limits: limits of time and memory.
     """
     child = connection.recv()
     began = time.monotonic()

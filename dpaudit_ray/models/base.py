@@ -53,7 +53,7 @@ class Model(Plugin):
         One output means a logistic loss on classes 0 and 1, more outputs a cross-entropy.
 
         Args:
-            shape: of an example.
+            shape: shape of an example.
             classes: number of classes; 0 for regression, which has one output.
         """
 
@@ -116,8 +116,8 @@ def image(
     """Returns channels, height and width of an image.
 
     Args:
-        shape: of an example of the data.
-        name: of the network, for the error.
+        shape: shape of an example of the data.
+        name: name of the network, for the error.
         least: pixels that each side must have.
 
     Raises:

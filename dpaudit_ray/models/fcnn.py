@@ -76,7 +76,7 @@ def perceptron(
     """Returns a chain of linear layers on flattened examples, with the activation between them.
 
     Args:
-        shape: of an example.
+        shape: shape of an example.
         hidden: widths of the hidden layers.
         activation: relu, tanh or gelu.
         classes: number of classes; 0 for regression.

@@ -149,10 +149,10 @@ def task_name(
     It has the audit of the call's pack, but no trials, as Ray keeps 15 kB for each name.
 
     Args:
-        role: of the worker.
+        role: role of the worker.
         method: the method's name.
         brief: names the audits.
-        arguments: of the call.
+        arguments: arguments of the call.
     """
     if arguments and isinstance(arguments[0], Pack):
         return f"{role}.{method} {brief.audits[arguments[0].audit].label}"

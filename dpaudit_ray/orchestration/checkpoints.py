@@ -92,7 +92,7 @@ class PackCheckpoints:
         Args:
             call: calls a method of the aggregator.
             pack: the trials.
-            minutes: from one checkpoint to the next.
+            minutes: time from one checkpoint to the next.
         """
         self._call = call
         self._pack = pack

@@ -206,7 +206,7 @@ class Dispatcher:
 
         Args:
             worker: a trainer.
-            answer: to its greeting or its pack, done.
+            answer: the answer to its greeting or its pack, which has arrived.
         """
         if worker not in self._pool.workers:
             return None  # it was replaced, and its pack counted as lost

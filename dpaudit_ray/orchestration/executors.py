@@ -73,7 +73,7 @@ class Cluster:
     """The nodes at present.
 
     Attributes:
-        nodes: those that are alive.
+        nodes: the nodes that are alive.
         draining: ids of those that are about to leave.
         grows: whether an autoscaler adds nodes.
         memory_kills: counts, by node, the processes that were killed because its memory ran short.
@@ -145,7 +145,7 @@ class Lost:
 
     Attributes:
         pack: it is run again with the same bits; None if the trainer had none.
-        reason: for the user.
+        reason: why, in words for the user.
         cause: "node" if the trainer's node left with it.
         foreseen: it was announced, and does not count against the pack.
     """

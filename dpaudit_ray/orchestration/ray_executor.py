@@ -70,7 +70,7 @@ class RayExecutor:
 
         Args:
             role: trainer or aggregator.
-            name: of the actor.
+            name: name of the actor.
             avoid: ids of nodes that no trainer is started on.
         """
         from . import actors
@@ -184,7 +184,7 @@ class RayExecutor:
         Args:
             answer: gets the result, or the error in the words of this package.
             is_trainers: whether a trainer answers; its answers are also queued for the driver.
-            future: of Ray, done.
+            future: the future of Ray, which is done.
         """
         error = future.exception()
         if not error:

@@ -129,7 +129,7 @@ class JobsClient:
     """The Jobs API of a Ray head.
 
     Attributes:
-        address: of its dashboard.
+        address: address of its dashboard.
     """
 
     def __init__(self, address: str, tell: Tell = tell_nobody) -> None:

@@ -503,7 +503,7 @@ class MachineCompatibility:
         """Records the machine of a trainer, and warns if kinds of machines differ.
 
         Args:
-            address: of its node.
+            address: address of its node.
             machine: its code, versions and device.
 
         Returns:

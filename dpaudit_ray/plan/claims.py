@@ -80,7 +80,7 @@ def _range(
     Args:
         claimed: claim at each recorded step.
         delta: δ.
-        name: of the accountant.
+        name: name of the accountant.
     """
     last = claimed[-1]
     steps = len(claimed)
@@ -161,7 +161,7 @@ def _stated(
     Args:
         claimed: claim at each recorded step.
         delta: δ.
-        accountant: as the audit names it; only the name of stated claims is allowed.
+        accountant: its name in the audit; only the name of stated claims is allowed.
     """
     if accountant != accounting.STATED:
         raise SpecError(

@@ -158,7 +158,7 @@ class PlannedAudit:
         Anyone who knows it before training can check afterwards that no bit was changed.
 
         Args:
-            seed: of the sweep.
+            seed: seed of the sweep.
             trials: number of trials, from the first on, whose bits are digested; None: of all.
         """
         count = self.trials if trials is None else trials
@@ -176,7 +176,7 @@ class PlannedAudit:
         Bits are drawn for the first training run of each pair; the second one has the opposite.
 
         Args:
-            seed: of the sweep.
+            seed: seed of the sweep.
             first: the first trial.
             last: the last trial.
         """

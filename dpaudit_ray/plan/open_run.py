@@ -208,7 +208,7 @@ def _with_stored_code(
     """Returns `plan` with the code of `previous`. Raises RunDirectoryError if its code differs.
 
     Args:
-        plan: with the code of this process.
+        plan: the plan that this process would follow, with its code.
         previous: the plan that is stored.
         run: the run directory.
         report: takes a line for the user.

@@ -66,13 +66,13 @@ class FailureGroup:
     """Failed packs of one audit with the same exception.
 
     Attributes:
-        label: of the audit.
+        label: label of the audit.
         kind: the exception's name.
         packs: number of the packs.
         trials: number of trials in them.
         first: the first of these trials.
         last: the last of these trials.
-        message: of the pack that failed first.
+        message: message of the pack that failed first.
     """
 
     label: str

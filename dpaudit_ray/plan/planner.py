@@ -48,7 +48,7 @@ def _plan_audit(
     """Plans one audit, without its preparation; `old` is the audit in an earlier plan, if any.
 
     Args:
-        index: of the audit in the sweep.
+        index: index of the audit in the sweep.
         cell: the audit as the sweep has it.
         sweep: the sweep.
         old: the audit in an earlier plan, if any.

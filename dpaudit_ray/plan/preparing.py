@@ -22,7 +22,7 @@ def planned(
 
     Args:
         cell: the audit.
-        seed: of the sweep.
+        seed: seed of the sweep.
         files: data files of the sweep.
 
     Raises:
@@ -82,7 +82,7 @@ def missing_parts(
     Args:
         run: the run directory.
         plan: its plan.
-        packs: those that are still to be run.
+        packs: packs that are still to be run.
     """
     waiting = [pack.audit for pack in packs]
     waiting += _without_packs(plan)

@@ -54,7 +54,7 @@ class Certificate:
     """Content of the page.
 
     Attributes:
-        name: of the audit.
+        name: name of the audit.
         verdict: its word.
         sentence: the verdict in a sentence.
         guarantee: what is claimed.

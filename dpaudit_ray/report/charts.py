@@ -181,8 +181,8 @@ def outline(
     """Returns the outline of a histogram as a series: two corners for each bin.
 
     Args:
-        name: of the series.
-        edges: of the bins, [bins + 1].
+        name: name of the series.
+        edges: edges of the bins, [bins + 1].
         counts: heights of the bins, [bins].
     """
     corners = np.repeat(edges, 2)[1:-1]

@@ -120,7 +120,7 @@ class Checked:
 
         Args:
             file: name of the file that has the value.
-            position: of the value in the file, in words.
+            position: position of the value in the file, in words.
             stored: the value; text is shown as it is.
             derived: what follows from the scores or the sweep.
             audit: label of its audit, if it has one.
@@ -144,11 +144,11 @@ class Checked:
         element that differs is named. Floats may differ in their last digits.
 
         Args:
-            file: that has the value.
+            file: name of the file that has the value.
             stored: the value, or a mapping of values.
             derived: what follows from the scores or the sweep.
             audit: label of its audit, if it has one.
-            position: of the value in the file, in words.
+            position: position of the value in the file, in words.
         """
         if isinstance(stored, Mapping) and isinstance(derived, Mapping):
             for key in dict.fromkeys([*stored, *derived]):
@@ -230,7 +230,7 @@ def check_run(
     Args:
         location: address of the run directory.
         rerun: share of the stored packs that are trained again.
-        commitment: that of the plan as it was before training, if it is known.
+        commitment: commitment of the plan before training, if it is known.
 
     Raises:
         RunDirectoryError: there is no run.

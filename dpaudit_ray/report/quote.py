@@ -134,8 +134,8 @@ def _with_row(
 
     Args:
         none: a quote without a bound, for the other fields.
-        row: of the table of bounds.
-        confidence: of bounds that hold simultaneously.
+        row: a row of the table of bounds.
+        confidence: confidence of bounds that hold simultaneously.
     """
     familywise = float(row["epsilon_lower_together"])
     holds = not math.isnan(familywise)

@@ -307,7 +307,7 @@ def _entry(
 
     Args:
         run: the run.
-        audit: as planned.
+        audit: the audit in the plan.
         cell: the audit as the sweep has it.
     """
     mechanism = cell.mechanism

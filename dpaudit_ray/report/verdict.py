@@ -232,7 +232,7 @@ def _all_evidence(
     whenever one test reaches its own, and no error is spent beyond theirs.
 
     Args:
-        tests: of the audits that claim anything.
+        tests: tests of the audits that claim anything.
         alpha: error of all of them together.
     """
     if not tests:
@@ -519,7 +519,7 @@ def _headline(run: Run, verdict: Verdict, audits: Sequence[AuditAnswer]) -> Quot
 
     Args:
         run: the run.
-        verdict: of the run.
+        verdict: verdict of the run.
         audits: answers of all audits.
     """
     verdicts = _by_mechanism(run, {index: audit.verdict for index, audit in enumerate(audits)})

@@ -35,7 +35,7 @@ class CanaryTrials:
     """Trials of one layer: the test that their bits and scores are folded into, in order.
 
     Attributes:
-        claim: in words.
+        claim: the claim in words.
         noise: multiplier that is claimed of a step; None for runs.
         members: trials with the canary.
     """

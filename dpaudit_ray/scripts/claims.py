@@ -43,7 +43,7 @@ def steps_on_same_records(claims: Sequence[Claim]) -> History:
     the latter, so the largest count of any claim is taken, and no sum.
 
     Args:
-        claims: in the order in which their engines were made.
+        claims: the claims, in the order in which their engines were made.
     """
     # Of counts, `|` takes the larger one of each kind, and `-` leaves out what is not positive.
     of_this_process = Counts()

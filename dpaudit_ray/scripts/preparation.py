@@ -58,7 +58,7 @@ def follow(before: Prepared, rerun: Rerun) -> PreparationRuns | None:
     """Follows rows of the script's arrays to the records.
 
     Args:
-        before: of a run with nothing changed.
+        before: outcome of a run with nothing changed.
         rerun: runs the script until training is private, with changed rows.
 
     Returns:
@@ -127,10 +127,10 @@ def _with_equal_rows(
     """Makes private rows equal in some runs, until one shows that other records change.
 
     Args:
-        before: of a run with nothing changed.
-        rotated: of a run with rotated rows.
+        before: outcome of a run with nothing changed.
+        rotated: outcome of a run with rotated rows.
         rerun: runs the script.
-        digests: of the arrays.
+        digests: digests of the arrays.
         descent: rows and their records.
         result: so far.
 
@@ -303,10 +303,10 @@ def changed_others(
     """Counts records that changed though their rows did not; 0 unless that is certain.
 
     Args:
-        before: of a run with nothing changed.
-        after: of a run in which rows were changed.
+        before: outcome of a run with nothing changed.
+        after: outcome of a run in which rows were changed.
         rows: these rows.
-        positions: of their records in the data set, as far as that is known.
+        positions: positions of their records in the data set, as far as that is known.
     """
     is_as_long = len(before.records) == len(after.records)
     if is_as_long and positions:

@@ -38,7 +38,7 @@ class RunRequest:
     """Tasks of a watched run, in addition to training the model.
 
     Attributes:
-        seed: of all coins and canaries.
+        seed: seed of all coins and canaries.
         inspects: steps are replayed with other noise and other examples.
         canary: "steps" puts one into every other step by coins, "run" into all steps or none.
         member: of a "run" canary, whether it is in.
@@ -111,9 +111,9 @@ class Made(Entry):
     """A call of `make_private`.
 
     Attributes:
-        phase: of the run: "import" while the script is imported, else "main".
-        records: in the data set; None for data that come as a stream.
-        batches: of a walk through the private loader.
+        phase: phase of the run: "import" while the script is imported, else "main".
+        records: number in the data set; None for data that come as a stream.
+        batches: number of batches of a walk through the private loader.
         noise: noise multiplier.
         expected_batch_size: mean number of records in a batch; None if it is not stated.
         replaced_sampler: class of a sampler that Opacus drops; "" if it is a usual one.
@@ -183,7 +183,7 @@ class StepInspection(Entry):
     Attributes:
         optimizer: number of the optimizer or call site.
         noise: noise multiplier that the step's own call states, if it does.
-        names: of the tensors.
+        names: names of the tensors.
         sizes: how many numbers each tensor has.
         bound: length of a clipped gradient in what is released, if known.
         norms: squared lengths of the release; inf if it is not finite.
@@ -225,7 +225,7 @@ class GhostInspection(Entry):
     Attributes:
         step: its number, from 0.
         longest: length of the longest clipped gradient of one record.
-        change: that record and the factor of its loss, in words.
+        change: the record with that gradient, and the factor of its loss, in words.
         bound: the clipping bound.
     """
 
@@ -316,7 +316,7 @@ class PinnedStep(Entry):
 
     Attributes:
         member: it has the record that is exchanged; False in a run that chooses it.
-        change: of the step's batch, in words; "" if it is the run's.
+        change: change of the step's batch, in words; "" if it is the run's.
         missing: position of the record that was left out.
         release: digests of what it would have released.
         update: digests of the gradients that reached the optimizer in place of the pinned ones;
@@ -363,7 +363,7 @@ class Prepared(Entry):
 
     Attributes:
         targets: indices of the rows that were changed.
-        settings: of training, as texts by their names.
+        settings: settings of training, as texts by their names.
     """
 
     targets: tuple[int, ...] = ()
@@ -415,9 +415,9 @@ class Draws:
     """Counts of the draws of one data set at one rate; see `draw_counts`.
 
     Attributes:
-        records: in the data set; None if that is not known.
+        records: number in the data set; None if that is not known.
         sizes: records in each draw.
-        rate: that the draws were accounted with; None if no accountant states it.
+        rate: rate that the draws were accounted with; None if no accountant states it.
         window: draws in which each record comes once on average, and how many `windows`.
         shared: pairs of draws of one window that share a record.
         most: draws that the most frequent record is in; None if indices were not recorded.
@@ -483,7 +483,7 @@ class RunResult:
     Attributes:
         made: number of calls of `make_private`.
         steps: number of releases of each optimizer or call site.
-        claims: of the accountants whose claim is the script's.
+        claims: claims of the accountants whose claim is the script's.
         accounted: noise and rate of each release, as far as it was accounted.
         reported: each ε that the script was given.
         answers: ε that accountants gave, by a digest of the question.
@@ -511,7 +511,7 @@ class RunResult:
         waited: seconds that the run waited for a processor.
         returned_nothing: the function returned None.
         sources: SHA-256 of the script and of the modules in its folder, by their paths from there.
-        versions: of Python and of packages that it computes with, by their names.
+        versions: versions of Python and of packages that it computes with, by their names.
         marks: what the script states by `@audited`.
     """
 

@@ -57,10 +57,10 @@ class Options:
     """Limits and choices of an audit.
 
     Attributes:
-        budget: in seconds.
+        budget: seconds for the whole audit.
         layers: 0 run inspection, 1 step test, 2 run test.
         gib: limit on the memory of a run.
-        seed: of all random choices.
+        seed: seed of all random choices.
         secret_size: the number of records is secret, too.
         silenced: reasons by the codes of findings that do not count.
     """
@@ -205,7 +205,7 @@ class Audit:
 
         Args:
             runs: takes the runs by their names in `PinnedRuns`, those before an error too.
-            inspection: of the script, which decides which records are exchanged.
+            inspection: inspection of the script, which decides which records are exchanged.
         """
         unchanged = runs["unchanged"] = self._pinned_run("unchanged")
         # Index of the record that is exchanged, by the kind of the run; None for several.
@@ -265,7 +265,7 @@ class Audit:
         """Runs the script once with pinned releases.
 
         Args:
-            kind: that of `RunRequest.pinned`.
+            kind: a value of `RunRequest.pinned`.
             record: index of the record that the run is about; None for each batch's.
             tables: digests of arrays in which other records are to be put.
 
@@ -348,7 +348,7 @@ class Audit:
 
         Args:
             label: texts and numbers from which the run's seed is derived.
-            share: of the remaining time, that the run may take.
+            share: share of the remaining time, that the run may take.
             fields: further fields of the request.
         """
         seed = RunRequest(seed=self._options.seed).derived(*label)
@@ -368,7 +368,7 @@ class Audit:
             layer: the trials that decide when there are enough.
             make_request: makes the request of run number n.
             most_runs: number of runs at most.
-            least_seconds: that must remain for one more.
+            least_seconds: time that must remain for one more run.
         """
         phase = {1: "testing steps", 2: "testing whole runs"}[layer.layer]
 

@@ -55,7 +55,7 @@ class CheckOutcome:
 
     Attributes:
         layer: 0 run inspection, 1 step test, 2 run test.
-        name: of the check.
+        name: name of the check.
         done: whether it was done.
         said: summary of what it observed, or why it is not done.
         applies: whether it can apply to the script; if not, no verdict waits for it.
@@ -160,8 +160,8 @@ class AuditedCode:
     """Code that was audited, and the command that audits it again with the same coins.
 
     Attributes:
-        command: of the shell, from the script's folder.
-        seed: of all secret bits.
+        command: command of the shell, from the script's folder.
+        seed: seed of all secret bits.
         sources: SHA-256 of the script and of the modules beside it, by their paths.
         versions: by the names of packages.
     """
@@ -181,7 +181,7 @@ class ScriptVerdict:
         accountant: who states the claim.
         composed: ε at `delta` of all accounted steps by PLD; NaN if nothing was accounted.
         help: what would decide an INCONCLUSIVE audit.
-        runs: of the script.
+        runs: number of runs of the script.
         output: last lines that the script printed.
         sentence: how strong the inspection was.
         ratios: of noise to sensitivity, relative to what is accounted, with their steps from 1.
@@ -265,7 +265,7 @@ def finding(
         kind: key of `KINDS`.
         where: place of the finding.
         layer: 0 run inspection, 1 step test, 2 run test.
-        values: of the braces in the kind's texts.
+        values: values of the braces in the kind's texts.
     """
     words = KINDS[kind]
     return Finding(

@@ -44,7 +44,7 @@ class Target:
         function: the function that trains, without arguments; "" for the whole file.
         delta: δ of the claim, instead of that of the script's marks.
         epsilon: ε of the claim, instead of that of the script's marks.
-        arguments: of the command line of a whole file.
+        arguments: arguments of the command line of a whole file.
         python: another interpreter that runs it.
     """
 
@@ -74,7 +74,7 @@ class Target:
             text: the script, and its function if it is not to run as a whole.
             delta: δ of the claim.
             epsilon: ε of the claim.
-            arguments: of the command line.
+            arguments: arguments of the command line.
 
         Raises:
             SpecError: there is no such file, its function is not a name, or takes arguments.
@@ -139,7 +139,7 @@ class LocalRunner:
 
         Args:
             target: the script.
-            cores: that all runs share; None for those of this process.
+            cores: number of cores that all runs share; None for the cores of this process.
         """
         self._target = target
         self._sandboxes = contextlib.ExitStack()
@@ -214,7 +214,7 @@ def _run_on_node(
         files: contents by path below the script's folder.
         target: the script.
         request: for the run.
-        limits: of time and memory.
+        limits: limits of time and memory.
     """
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as name, contextlib.chdir(name):
         folder = Path(name).resolve()
@@ -247,11 +247,11 @@ def run_once(
     """Runs the script once, under watch; `limits` come on top of the request's seconds.
 
     Args:
-        sandbox: in which the script runs.
+        sandbox: the sandbox in which the script runs.
         target: the script.
         request: for the run.
-        limits: of time, in addition to the request's, and of memory.
-        threads: of torch.
+        limits: limits of time, in addition to the request's, and of memory.
+        threads: number of threads of torch.
     """
     if limits.seconds is not None and request.seconds is not None:
         limits = replace(limits, seconds=request.seconds + limits.seconds)
@@ -282,7 +282,7 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
     Args:
         target: the script.
         run: its first run.
-        budget: of the audit, in seconds.
+        budget: budget of the audit, in seconds.
 
     Raises:
         ScriptError: the run failed, or took no private step. If an ε is claimed, steps without
@@ -323,8 +323,8 @@ def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
 
     Args:
         target: the script.
-        run: which has no result.
-        budget: of the audit, in seconds.
+        run: a run that has no result.
+        budget: budget of the audit, in seconds.
     """
     ended = run.ended
     if ended.how == "raised" and ended.message.startswith("SpecError: "):

@@ -31,7 +31,7 @@ def unchecked_in(
 
     Args:
         script: its file.
-        result: of its inspected run.
+        result: result of its inspected run.
         follows_preparation: the records were followed until training was private.
     """
     unchecked = [_FOLLOWED_DATA if follows_preparation else _DATA, _NUMBERS]

@@ -93,7 +93,7 @@ def _array(
     Args:
         content: bytes of the numbers.
         dtype_name: as NumPy spells the type.
-        shape: of the array.
+        shape: shape of the array.
 
     Raises:
         ValueError: the type is not one of plain numbers, or shape and size do not agree.

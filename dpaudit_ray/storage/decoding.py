@@ -217,7 +217,7 @@ def _read_integer(
     """Reads an integer of 7 bits a byte, the lowest first, its sign in the last bit.
 
     Args:
-        content: of a page.
+        content: content of a page.
         start: index of the first byte.
         signed: whether the last bit is a sign.
 

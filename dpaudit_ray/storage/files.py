@@ -66,7 +66,7 @@ class Folder:
 
         Args:
             name: path of the file.
-            content: of the file.
+            content: content of the file.
             passage: passed in place of the folder's own.
         """
         _write(self._root / name, content, passage or self.passage, Path.replace)
@@ -228,7 +228,7 @@ def _write(
 
     Args:
         path: path of the file.
-        content: of the file.
+        content: content of the file.
         passage: entered for each change that others can see.
         publish: gives a complete file its path.
     """
@@ -275,7 +275,7 @@ def _lock(file: int, kind: int, name: str) -> bool:
     Args:
         file: its descriptor.
         kind: LOCK_EX or LOCK_SH of fcntl.
-        name: of the file, for errors.
+        name: name of the file, for errors.
 
     Raises:
         BlockingIOError: another process has had the lock for LOCK_SECONDS.

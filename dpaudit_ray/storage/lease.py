@@ -160,8 +160,8 @@ def _watch(run: RunDirectory, entry: Entry, seconds: float) -> Entry | None:
 
     Args:
         run: the run directory.
-        entry: as it was read before.
-        seconds: to watch.
+        entry: the entry that was read before.
+        seconds: for which the lease is watched.
     """
     pause = min(LOOK_SECONDS, seconds / 4)
     for _ in range(math.ceil(seconds / pause)):
@@ -177,7 +177,7 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
 
     Args:
         run: the run directory.
-        entry: of this driver.
+        entry: entry of this driver.
         stale: entry of a driver that is gone, which is replaced; None if there was no entry.
 
     Raises:

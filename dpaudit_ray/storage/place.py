@@ -321,7 +321,7 @@ class Place:
 
         Args:
             name: path of the file.
-            content: of the file.
+            content: content of the file.
             difference: how a file that exists differs from this one; None if it does not.
 
         Raises:

@@ -38,7 +38,7 @@ def content(path: str, most: int) -> bytes:
     """Returns the content of a regular file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         most: bytes that it may have.
 
     Raises:

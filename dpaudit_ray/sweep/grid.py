@@ -252,8 +252,8 @@ def _put(
     Args:
         tree: nested mappings, changed in place.
         path: keys from the root.
-        key: for errors.
-        value: to be set.
+        key: name of the value in errors.
+        value: the value to set.
     """
     if not all(path):
         raise SpecError(key, "has an empty part; write section.option")

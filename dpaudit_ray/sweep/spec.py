@@ -90,7 +90,7 @@ def load(
     """Reads a sweep file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         overrides: values to be set, by dotted key.
 
     Raises:

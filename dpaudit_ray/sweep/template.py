@@ -87,7 +87,7 @@ def read_data(
     Args:
         name: of the data set; None: by the content of `path`, or `breast_cancer` without a path.
         path: a file, or the folder that holds torchvision's; None for data that need none.
-        folder: of the sweep file; a path below it is written relative to it.
+        folder: folder of the sweep file; a path below it is written relative to it.
 
     Raises:
         DataError: no data set reads the file.
@@ -147,7 +147,7 @@ def sweep_text(
     """Writes a sweep file with comments.
 
     Args:
-        name: of the sweep.
+        name: name of the sweep.
         data: the data set.
         model: a name, or the import path of a user's module; None: one that fits the data.
         sampling: a key of SAMPLINGS.

@@ -106,7 +106,7 @@ def converted(
         module: a copy of the user's module, or a layer of that copy, without obstacles.
         slots: where each parameter lies in a model's flat parameters, by its full name.
         passes: the passes in which the layers are applied.
-        path: of `module` within the user's module, with a dot at the end.
+        path: path of `module` within the user's module, with a dot at the end.
     """
     if Attention.takes(module):
         assert isinstance(module, nn.MultiheadAttention)

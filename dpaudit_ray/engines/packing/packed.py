@@ -43,7 +43,7 @@ class PackedModel:
     Args:
         module: stays as it is.
         groups: how many models are computed at once; if None, it is chosen on a first batch.
-        loss: of each example.
+        loss: loss of each example.
 
     Raises:
         SpecError: A layer has no per-sample gradients.
@@ -254,7 +254,7 @@ class PackedModel:
             out: [n, p], to be written.
             theta: parameters [n, p].
             step: batch, loss and clip norm.
-            weights: of the examples in each model, [n, B].
+            weights: weights of the examples in each model, [n, B].
         """
         loops = self._loops if theta.device.type == "cpu" else None
         if loops is not None and not loops.fits(theta, step.x):

@@ -277,7 +277,7 @@ class Passes:
         """Returns the group's output [n*B, ...], and the data that the rule saves for backward.
 
         Args:
-            rule: of the layer.
+            rule: rule of the layer.
             x: the layer's input.
             shared: whether `x` is the batch itself: then the rule is applied once for all groups.
         """

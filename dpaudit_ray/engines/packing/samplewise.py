@@ -130,7 +130,7 @@ class Samplewise:
 
         Args:
             out: float [p], to be written.
-            parameters: of the module, which have their values already.
+            parameters: parameters of the module, which have their values already.
             x: one example, or its views [1, K, ...].
             y: its class or number [1].
         """

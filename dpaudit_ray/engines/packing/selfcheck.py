@@ -209,7 +209,7 @@ def _expected(
 
     Args:
         candidate: the module, and a first batch.
-        dtype: of the computation.
+        dtype: dtype of the computation.
         single: whether every example goes through the module alone, for outputs too.
     """
     x, y = candidate.few(dtype)

@@ -56,7 +56,7 @@ def vet(
     code of others: an index that is computed from them may end the process, or a GPU's context.
 
     Args:
-        module: in the dtype of `x`.
+        module: the user's module, in the dtype of `x`.
         x: a few examples [B, ...], two or more.
         many: a batch of the training.
         thorough: whether to try every replacement, and every example alone; else one of each.
@@ -124,7 +124,7 @@ def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -
     The result is infinite if shapes differ, or if entries that are not finite differ.
 
     Args:
-        values: of any shape.
+        values: values of any shape.
         expected: of the same shape.
         least_scale: divides the difference instead, if all entries are smaller.
     """

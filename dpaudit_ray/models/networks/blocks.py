@@ -102,9 +102,9 @@ def stages(
 
     Args:
         block: class of the blocks.
-        channels: of the input.
+        channels: number of channels of the input.
         widths: channels of each stage's output.
-        groups: of every GroupNorm.
+        groups: number of groups of every GroupNorm.
     """
     blocks: list[nn.Module] = []
     for width in widths:

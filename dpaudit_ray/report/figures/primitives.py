@@ -51,8 +51,8 @@ def canvas(
     """Yields an empty figure with its panels, row by row.
 
     Args:
-        width: of the figure, in inches.
-        height: of the figure, in inches.
+        width: width of the figure, in inches.
+        height: height of the figure, in inches.
         rows: number of rows of panels.
         columns: number of panels in a row.
         new: creates the figure.

@@ -50,7 +50,7 @@ class Accounting(Check):
         """Compares the last ε of each accountant with the ε of all steps on the same records.
 
         Args:
-            inspection: of the script.
+            inspection: inspection of the script.
             group: the claims about these records, one of each engine.
             judgement: takes the findings.
         """

@@ -57,12 +57,12 @@ class PinnedRuns:
     """Runs with the same random numbers in place of releases.
 
     Attributes:
-        unchanged: with nothing else changed.
-        exchanged: with another record in place of one; or that where a change first shows.
+        unchanged: nothing else is changed.
+        exchanged: another record is in place of one; or else the run where a change first shows.
         other_noise: with other noise in the steps that have the record; None if it was not needed.
         other_randomness: with other random numbers outside of steps; None if it was not needed.
         varied: with a record of each batch exchanged or left out; None for loops without Opacus.
-        halved: with one record in place of every other; None if not needed.
+        halved: one record is in place of every other one; None if it was not needed.
         missing: why a run is missing that was needed; "" if none is.
     """
 
@@ -81,7 +81,7 @@ class Inspection:
 
     Attributes:
         record: entries of the inspected run.
-        result: of the inspected run.
+        result: result of the inspected run.
         delta: δ of the claim.
         promised: ε that `@audited` or the caller states; None if none does.
         pinned: runs with pinned releases; None before they ran, or if they cannot.
@@ -135,8 +135,8 @@ class Check(abc.ABC):
     """A question to a script.
 
     Attributes:
-        name: as reports have it.
-        question: for the table in the documentation.
+        name: its name in reports.
+        question: the question, in the table of the documentation.
         inapplicable: why it does not apply, if it does not.
     """
 
@@ -184,7 +184,7 @@ def find_uneven(
     Args:
         judgement: takes the finding.
         kind: of finding.
-        steps: those with another number of gradients than records.
+        steps: steps with another number of gradients than records.
     """
     for step in steps[:1]:
         judgement.find(

@@ -57,7 +57,7 @@ def _report(judgement: Judgement, step: StepInspection, pair: Correlation) -> No
 
     Args:
         judgement: takes the finding.
-        step: whose noise is correlated.
+        step: the step whose noise is correlated.
         pair: the correlation.
     """
     if any(item.look == f"correlation of {pair.kind}" for item in judgement.findings):

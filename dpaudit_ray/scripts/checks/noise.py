@@ -29,7 +29,7 @@ class _Distance:
     """Distance that one example moves a step's release, where 1 is what was accounted.
 
     Attributes:
-        estimate: of the distance; 0 if no example changed anything.
+        estimate: estimate of the distance; 0 if no example changed anything.
         detectable: share of the accounted noise; with less, a shortfall would have been found with
             95 % probability.
     """
@@ -90,9 +90,9 @@ def _summarise(
     """Adds the outcome: the median ratio, and the smallest shortfall that would have been found.
 
     Args:
-        inspection: of the script.
+        inspection: inspection of the script.
         judgement: takes the outcome, and whether it is `enough` without trials of steps.
-        distances: by the index of a replayed step.
+        distances: distance of each replayed step, by its index.
     """
     steps = inspection.replayed
     summary = f"{len(steps)} of {inspection.taken} steps replayed"
@@ -248,7 +248,7 @@ def _shortfall(
     """Returns the finding for a change that moves a release further than accounted.
 
     Args:
-        step: that was inspected.
+        step: the inspected step.
         noise: multiplier that it was accounted with.
         shift: distance that the change moves the release.
         by_tensor: squared distance of the change by tensor with noise; 1 in all is accounted.

@@ -25,7 +25,7 @@ class Difference:
             a step that has it; "update", gradients that reached an optimizer; "published".
         step: number of the step, from 0.
         row: number of the gradient.
-        name: of what is published.
+        name: name of what is published.
     """
 
     kind: Literal["release", "row", "update", "published"]
@@ -153,7 +153,7 @@ def _report_steps(
     """Adds a finding for each kind of difference in steps, at its first step.
 
     Args:
-        run: with another record, in which the differences show.
+        run: the run with another record, in which the differences show.
         certain: differences that nothing else explains, in their order.
         judgement: takes the findings.
     """

@@ -84,8 +84,8 @@ def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> 
     """Judges the draws of one data set at one rate, and returns them in words.
 
     Args:
-        draws: of one data set at one rate.
-        inspection: of the script.
+        draws: draws of one data set at one rate.
+        inspection: inspection of the script.
         judgement: takes findings.
     """
     result = inspection.result
@@ -126,10 +126,10 @@ def _failed_test(
     """Returns a finding for the first test that independent draws would pass, and these fail.
 
     Args:
-        draws: of one data set.
-        rate: that was accounted, below 1.
+        draws: draws of one data set.
+        rate: rate that was accounted, below 1.
         level: probability of a false alarm, of all tests together.
-        inspection: for the claim.
+        inspection: inspection of the script, for its claim.
     """
     n = draws.records
     count = len(draws.sizes)
@@ -172,8 +172,8 @@ def _is_uneven(draws: Draws, rate: float, level: float) -> bool:
     at a lower rate, no count shows that one is drawn at a higher.
 
     Args:
-        draws: of one data set.
-        rate: that was accounted, below 1.
+        draws: draws of one data set.
+        rate: rate that was accounted, below 1.
         level: probability of a false alarm.
     """
     n = draws.records
@@ -219,9 +219,9 @@ def _judge_without_poisson(
 
     Args:
         sampling: kind of the draws, in words.
-        rate: at which a step has a record.
+        rate: rate at which a step has a record.
         steps_in_pass: steps of which exactly one has a record; 1 if each step draws anew.
-        inspection: for the claim.
+        inspection: inspection of the script, for its claim.
     """
     result = inspection.result
     delta = inspection.delta
@@ -254,7 +254,7 @@ def delta_without_poisson(
     Args:
         epsilon: ε of the claim.
         noise: noise multiplier.
-        rate: at which a step has the record, if a group has one step.
+        rate: rate at which a step has the record, if a group has one step.
         group: steps of which one has the record; 1 for batches of a fixed size.
         times: groups of a run.
     """

@@ -34,7 +34,7 @@ def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Jud
     """Judges steps of one optimizer that no engine wraps.
 
     Args:
-        inspection: of the script.
+        inspection: inspection of the script.
         outside: steps of the optimizer.
         judgement: takes findings.
     """

@@ -20,7 +20,7 @@ class Accountants:
 
     Attributes:
         of_engines: the accountant of each engine that made a network private.
-        all: those of the script, whether an engine has them or not.
+        all: all accountants of the script, whether an engine has them or not.
         accounted: noise and rate of each release, as far as it was accounted.
         reports: ε that the script got, by accountant.
         answers: ε by a digest of the question, for later runs.
@@ -89,8 +89,8 @@ def stated_epsilons(
     One that is slow, as with noise that changes at every step, computes ε at δ `first` only.
 
     Args:
-        accountant: of the script.
-        deltas: at which ε is computed.
+        accountant: accountant of the script.
+        deltas: values of δ at which ε is computed.
         first: δ that is computed first.
     """
     end = time.monotonic() + _SECONDS

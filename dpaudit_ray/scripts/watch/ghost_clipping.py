@@ -58,7 +58,7 @@ def _longest_gradient(loss: Any, backward: Callable[..., Any]) -> tuple[float, s
     """Returns the length of the longest clipped gradient of one record, and its record in words.
 
     Args:
-        loss: of Opacus, with the loss of each record.
+        loss: loss of Opacus, with the loss of each record.
         backward: its backward pass, without the watch.
     """
     longest = 0.0
@@ -83,7 +83,7 @@ def _clipped_sum(
     """Returns the clipped sum if one record's loss were `factor` times as large.
 
     Args:
-        loss: of Opacus, with the loss of each record.
+        loss: loss of Opacus, with the loss of each record.
         backward: its backward pass, without the watch.
         row: the record's position in the batch.
         factor: 0 leaves the record out.

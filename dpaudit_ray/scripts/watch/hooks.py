@@ -27,7 +27,7 @@ def _observe(owner: Any, name: str, is_after: bool) -> Callable[[Callable[..., N
 
     Args:
         owner: module or class that has the observed function.
-        name: of that function.
+        name: name of that function.
         is_after: the decorated function is called after it, else before; with the same arguments.
     """
 

@@ -151,7 +151,7 @@ def draw_counts(draws: Sequence[Indices], records: int, rate: float) -> Draws:
     Args:
         draws: indices of the records of each.
         records: number of records that are drawn from.
-        rate: of sampling.
+        rate: rate of sampling.
     """
     window = max(2, round(1 / rate)) if 0 < rate < 1 else max(2, len(draws))
     windows = len(draws) // window

@@ -34,7 +34,7 @@ class NoiseDraws:
     Attributes:
         count: number of draws.
         squares: summed squared distance from their mean, by tensor.
-        mean: of the differences: minus the step's own noise, but for the noise of the mean.
+        mean: mean of the differences: minus the step's own noise, but for the noise of the mean.
         constant: which numbers of each tensor no draw changed.
         has_gaps: a number is zero in many releases, and not in others.
     """

@@ -76,7 +76,7 @@ def _make_private(
         original: the method.
         engine: its object.
         module: the network.
-        data_loader: of the private data.
+        data_loader: loader of the private data.
         options: further arguments of the call.
     """
     networks = run.networks
@@ -160,11 +160,11 @@ class AccountantWatch:
         The inspected run's answers are used in later runs.
 
         Args:
-            name: of the method, one of _QUESTIONS.
+            name: name of the method, one of _QUESTIONS.
             original: the method.
             accountant: its object.
-            args: of the call.
-            kwargs: of the call.
+            args: arguments of the call.
+            kwargs: keyword arguments of the call.
         """
         # Accountants answer each other, and functions that search for a noise multiplier.
         is_internal = _caller().startswith(("opacus.accountants", "dpaudit_ray."))

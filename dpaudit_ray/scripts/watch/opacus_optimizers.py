@@ -131,8 +131,8 @@ class OptimizerWatch(StepWatch):
 
         Args:
             run: the run.
-            number: of the optimizer among those of the run.
-            optimizer: of Opacus.
+            number: number of the optimizer among those of the run.
+            optimizer: optimizer of Opacus.
         """
         super().__init__(run, number)
         self.ghost = any(cls.__name__ == _GHOST for cls in type(optimizer).__mro__)

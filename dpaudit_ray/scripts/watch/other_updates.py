@@ -22,7 +22,7 @@ def note_input(
     Args:
         run: the run.
         module: the network.
-        arguments: of its forward pass.
+        arguments: arguments of its forward pass.
         trains: whether the network trains on them.
     """
     tensors = [a for a in arguments if isinstance(a, torch.Tensor)]

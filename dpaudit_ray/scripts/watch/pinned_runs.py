@@ -165,7 +165,7 @@ class _PrivateData:
         Args:
             original: the loader's own `fetch`.
             fetcher: its object, which has the data set.
-            indices: of the batch.
+            indices: indices of the batch.
         """
         data = fetcher.dataset
         if id(data) not in self._substitutes:
@@ -223,7 +223,7 @@ def _exchange_looked_up(
         run: the run.
         data: the private data set.
         batch: its first batch, already with the other record.
-        indices: of the batch.
+        indices: indices of the batch.
         pair: index of the exchanged record, and of the one in its place.
     """
     base, rows = base_and_rows(data)
@@ -401,7 +401,7 @@ def _varied_draw(
 
     Args:
         run: the run.
-        indices: of a draw.
+        indices: indices of a draw.
         items: its records.
         keeps_size: whether all batches must have the same size.
     """

@@ -115,7 +115,7 @@ class Followed:
 
         Args:
             data: the data set; None if there is none to look at.
-            options: of `make_private`; empty for a loop without Opacus.
+            options: options of `make_private`; empty for a loop without Opacus.
 
         Raises:
             EnoughSeen: the run was about the preparation alone.

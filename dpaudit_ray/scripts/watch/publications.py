@@ -84,7 +84,7 @@ def pin_publications(run: WatchedRun, value: Any, file: str = "") -> None:
 
     Args:
         run: a pinned run.
-        value: that is returned or saved.
+        value: value that is returned or saved.
         file: name of the file, with a separator; "" for what is returned.
     """
     publications = run.publications
@@ -118,7 +118,7 @@ def remarks(
 
     Args:
         run: the run.
-        value: that is returned or saved.
+        value: value that is returned or saved.
         file: name of the file, with a separator; "" for what is returned.
     """
     if not run.request.inspects:

@@ -45,8 +45,8 @@ def private_items(
 
     Args:
         run: the run.
-        iterator: of a DataLoader.
-        indices: of the batch.
+        iterator: iterator of a DataLoader.
+        indices: indices of the batch.
     """
     data = iterator._dataset
     is_private = any(data is private for private in run.networks.data)
@@ -67,7 +67,7 @@ def choose(
     Args:
         run: the run.
         items: records of a private batch.
-        indices: of these records in the data set.
+        indices: indices of these records in the data set.
     """
     pinned = run.pinned
     pinned.batches_to_read -= 1

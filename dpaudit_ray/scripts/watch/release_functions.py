@@ -174,7 +174,7 @@ class Stream(StepWatch):
             noise: n_t, an array per tensor.
             strategy: C [T, T].
             separation: b, of a record that takes part in steps o, o + b, ...
-            indices: of the step's records, if known.
+            indices: indices of the step's records, if known.
 
         Raises:
             ValueError: C has too few rows.

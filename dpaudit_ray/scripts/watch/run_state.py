@@ -79,11 +79,11 @@ class PrivateNetworks:
         modules: networks, as the script has them.
         data: data sets of the loaders, and `accountants` those of their engines.
         batch_first: records lie along the first dimension of a batch.
-        rate: at which the last one's records will be sampled.
+        rate: rate at which the last network's records will be sampled.
         records_each: most records that one mapped forward pass had for each gradient.
         initial_statistics: names of parameters that began as statistics of the records.
         target: ε and δ for which the next network's noise is computed.
-        delta: for which noise was computed last.
+        delta: δ for which noise was computed last.
     """
 
     modules: list[Any] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Publications:
     """Values that are returned, saved or decided by.
 
     Attributes:
-        marks: of the function that trains; they name what is public.
+        marks: marks of the function that trains; they name what is public.
         files: number of files that were saved.
         saved: remarks on what was saved, as `publications.remarks` returns them.
         before: digests of what networks had when training became private.
@@ -174,7 +174,7 @@ class PinnedState:
         leaves_out: batches may have another size.
         variations: by the bytes of a draw, how it was changed, and a position that is left out.
         tables: of a loop without Opacus, arrays with a record in each row.
-        numbers: of its rows, by their digests, if these are all different.
+        numbers: numbers of its rows, by their digests, if these are all different.
         randomness_differs: random numbers are others since a step had the record.
     """
 

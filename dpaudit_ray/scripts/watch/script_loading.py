@@ -44,7 +44,7 @@ def load(
         state: of the run; the marks of its publications are set here, or while a whole file runs.
         script: a .py or .ipynb file.
         name: the function; "" for the whole file.
-        arguments: of the command line, for a whole file.
+        arguments: arguments of the command line, for a whole file.
 
     Raises:
         SpecError: the file cannot be compiled, or it has no such function without arguments.

@@ -67,12 +67,12 @@ class StepWatch:
         counts: the last number of a release is the clipping bound, which a count may set.
         steps: taken so far.
         noise: multiplier of the step, if its call states it.
-        bound: of clipping, as the code has it.
+        bound: bound of clipping, as the code has it.
         unit: length of a clipped gradient of length one in what is released.
-        length: of the longest clipped gradient in what is released, if known.
+        length: length of the longest clipped gradient in what is released, if known.
         rows: examples of the step that can be left out.
-        shapes: of an example's gradient; None if none can be appended.
-        generators: of the optimizer and of the script.
+        shapes: shapes of an example's gradient; None if none can be appended.
+        generators: generators of the optimizer and of the script.
     """
 
     glance_changes = 1
@@ -243,8 +243,8 @@ class StepWatch:
         Args:
             entry: the inspection so far.
             actual: what the step releases.
-            draws: of its noise.
-            in_full: by all changes; else by the first `glance_changes`.
+            draws: draws of its noise.
+            in_full: whether to make all changes; else the first `glance_changes`.
         """
         self._has_gaps |= draws.has_gaps
         if in_full and sum(draws.squares) > 0 and not self._has_gaps:

@@ -188,8 +188,8 @@ def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
     """Compares what is saved in a file, which is the argument that has tensors.
 
     Args:
-        state: of the run.
-        args: of the function that saves.
+        state: state of the run.
+        args: arguments of the function that saves.
         kwargs: likewise.
     """
     published = state.publications
@@ -258,8 +258,8 @@ def _claims(
     """Returns the claims of the script's accountants, with the data that they are about.
 
     Args:
-        state: of the run.
-        deltas: at which ε is computed.
+        state: state of the run.
+        deltas: values of δ at which ε is computed.
         delta: δ of the claim, computed first.
     """
     networks = state.networks
