@@ -81,7 +81,7 @@ class Along(Sums):
         # Log likelihood ratio of N(canary_gradient, variance) against N(0, variance).
         ratio = (canary_gradient * (remainder - canary_gradient / 2)).sum(1) / variance
         q = public.sample_rate
-        if q < 1:
+        if q < 1:  # the step has the canary with probability q: log(1 - q + q e^ratio)
             not_sampled = torch.full_like(ratio, math.log1p(-q))
             ratio = torch.logaddexp(not_sampled, ratio + math.log(q))
         self.total += ratio

@@ -253,7 +253,7 @@ class Csv(Data):
         first_row = self._parsed(file, header=None, nrows=1, dtype=str).iloc[0]
         header = [*first_row.dropna()]
         separator = ","
-        if len(header) == 1:
+        if len(header) == 1:  # the pandas parser has found no comma: another sign may separate
             separator = next((character for character in ";\t|" if character in header[0]), ",")
         if separator != ",":
             header = header[0].split(separator)

@@ -124,7 +124,7 @@ class Aggregation:
         if parts:
             self._record.add_parts(parts)
         with self._folding:
-            recorded = self._record.failed.keys() - self._retried
+            recorded = self._record.failed.keys() - self._retried  # already folded as misses
             new = {}
             for pack, failure in by_pack.items():
                 if isinstance(pack, Part) or pack in recorded or self._is_stored(pack):

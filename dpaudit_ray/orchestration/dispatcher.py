@@ -215,7 +215,7 @@ class Dispatcher:
         except WorkerDiedError as error:
             return self._lost_with(worker, error)
         except CallFailedError as error:
-            if answer is worker.greeting:  # it does not know the sweep
+            if answer is worker.greeting:  # without `set_up`, the trainer does not know the sweep
                 return self._lost_with(worker, WorkerDiedError(str(error)))
             outcome = Lost(worker.pack, str(error))
         if answer is worker.greeting:  # answered by the trainer's place, not by an outcome

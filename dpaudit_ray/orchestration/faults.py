@@ -132,7 +132,8 @@ class Deadlines:
 
         Args:
             fixed: the limit that the sweep sets, in seconds.
-            trial_limits: seconds that each trial may take, by audits whose mechanism ends it then.
+            trial_limits: seconds after which a mechanism ends a trial, by index of its audit; None
+                if it ends none.
         """
         self._fixed = fixed
         self._trial_limits = trial_limits or {}

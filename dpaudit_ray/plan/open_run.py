@@ -28,6 +28,7 @@ def with_stored_trials(sweep: Sweep, run: RunDirectory, report: Report) -> Sweep
     if newer := record.newer_version(run):
         report(f"warning: {run.location}: {newer}")
     grid = sweep.raw.get("grid") or ()
+    # If audits have different numbers of trials, a single number cannot be raised for all.
     by_grid = any(key.startswith("audit") for key in grid)
     declared = {cell.audit.trials for cell in sweep.cells if cell.sampled}
     planned = {audit.trials for audit in plan.audits if audit.trials} if plan else set()

@@ -81,7 +81,7 @@ class Subject:
         By Bayes' rule, odds of prior : (1 - prior) change by at most e^ε.
         """
         curve = self._curve(claim)
-        largest_epsilon = math.inf
+        largest_epsilon = math.inf  # at δ = 0, Gaussian noise bounds no ε
         if self.delta > 0 or not isinstance(claim, Training):
             largest_epsilon = epsilon_of(claim, self.delta, self.accountant).upper
         largest_ratio = math.exp(min(largest_epsilon, LARGEST_EPSILON))

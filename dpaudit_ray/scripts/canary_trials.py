@@ -74,8 +74,8 @@ class CanaryTrials:
     def measured(self, claimed: float, delta: float) -> Measured | None:
         """Returns a lower bound on ε at `delta`, of a step or a run; None if no ε is claimed.
 
-        Claims nested around the tested one are compared with the same trials by the same test, so
-        that verdict and bound have one error.
+        The same test compares the same trials with stronger and weaker claims of the same kind. The
+        bound is the strongest that it refutes, and costs no error beyond that of the verdict.
         """
         level = ALPHA[self.layer]
         if self.noise is not None:
@@ -141,6 +141,7 @@ def run_score(trials: Sequence[Trial]) -> float:
     """
     total = 0.0
     for trial in trials:
+        # 1 where nothing is known; noise of 0 would be divided by.
         noise = max(trial.noise or 1.0, 1e-6)
         rate = min(trial.rate or 1.0, 1.0)
         exponent = (2 * trial.score - 1) / (2 * noise**2)

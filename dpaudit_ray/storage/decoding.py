@@ -110,11 +110,13 @@ class Table(io.RawIOBase):
         chunk: bytes = self._file.read(len(buffer))
         buffer[: len(chunk)] = chunk
         if self._bytes == 0:
+            # The parser fills up each row to the length of the header, which is at most this.
             header = chunk.partition(b"\n")[0]
             self._columns = 1 + max(map(header.count, (b",", b";", b"\t", b"|")))
         self._bytes += len(chunk)
         self._lines += chunk.count(b"\n")
         strangers.require(self._bytes, self._most_bytes, "decoded bytes")
+        # Besides those that fit into FREE bytes, one for each byte, as in a table of full rows.
         most_cells = FREE // _CELL_BYTES + self._bytes
         strangers.require(self._lines * self._columns, most_cells, "cells")
         return len(chunk)

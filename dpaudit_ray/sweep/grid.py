@@ -140,8 +140,9 @@ def shorten_labels(
 ) -> tuple[str, list[str]]:
     """Moves parts that labels share to a legend.
 
-    The legend has the parts of all labels, "all: SHARED", and the keys of the others if these are
-    the same in one order, "audit: KEY, KEY". If a label would become empty, all stay as they are.
+    The legend has the parts that all labels share, "all: SHARED". If the other parts have the same
+    keys in the same order, it has these, too, "audit: KEY, KEY", and labels have the values alone.
+    If a label would become empty, all stay as they are.
 
     Returns:
         The legend, and each label, in order, without the parts that the legend has.

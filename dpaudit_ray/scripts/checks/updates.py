@@ -43,6 +43,7 @@ def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Jud
         return  # it steps by releases of the script's own loop
     line = inspection.result.lines.get(outside.optimizer, "")
     where = with_line(f"{outside.optimizer}, {outside.steps} steps", line)
+    # Without any private step, a stated ε is violated, and steps on records are not private.
     if inspection.taken == 0 and inspection.promised is not None and not inspection.uses_opacus:
         values = {"promised": inspection.promised, "steps": outside.steps}
         judgement.find("no privacy", where, optimizer=outside.optimizer, **values)

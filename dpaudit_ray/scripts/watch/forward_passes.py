@@ -89,7 +89,7 @@ def mapped_batch(inputs: Inputs) -> int | None:
     for leaf in tree_leaves(inputs):
         tensor = leaf
         while isinstance(tensor, torch.Tensor) and functorch.is_functorch_wrapped_tensor(tensor):
-            if functorch.is_batchedtensor(tensor):
+            if functorch.is_batchedtensor(tensor):  # `leaf` has no dimension of mapped entries
                 return leaf.shape[0] if leaf.dim() > 1 else 1
             tensor = functorch.get_unwrapped(tensor)  # `grad` inside `vmap` wraps it once more
     return None

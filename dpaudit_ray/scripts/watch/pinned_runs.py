@@ -113,8 +113,8 @@ class _PrivateData:
         """Begins before training is private."""
         self._run = run
         self._record = run.request.record or 0
-        # Indices of other records, by identity of a data set and index. They are chosen before an
-        # exchange: after it, others would be.
+        # Of each data set, by its identity: which record, by index, takes the place of which. They
+        # are chosen before records are exchanged, as the choice depends on their values.
         self._substitutes: dict[int, dict[int, int]] = {}
         self._searched: set[int] = set()  # data sets whose first batch was searched for numbers
         self._replaced: list[tuple[Any, Any]] = []  # arrays, and copies of what they had

@@ -89,6 +89,7 @@ class Followed:
         except Exception:  # noqa: BLE001 (objects of the script may raise anything when asked)
             sys.settrace(None)
             return None
+        # A line is traced before it runs: what appears at the next event is from this one.
         self._line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         return self.trace
 

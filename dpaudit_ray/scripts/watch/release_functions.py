@@ -235,8 +235,9 @@ class Stream(StepWatch):
     def counted_draws(self) -> Draws | None:
         """Returns counts of the draws; None if it is unknown of how many records they are.
 
-        If that is not stated, it is the number of rows of the array that has them, unless so many
-        are never drawn that it has other rows as well.
+        If the script does not state that number, it is the number of rows of the array that the
+        records are from. But if more rows are never drawn than is likely, the array must have other
+        rows, too, and the number is unknown.
         """
         rows = len(self.run.pinned.numbers)
         is_known = rows > 0 and len(self.draws) == self.steps and len(self._counts) == 1

@@ -165,6 +165,7 @@ def _without_arguments(function: Any, module: types.ModuleType) -> Any:
         signature.bind()
     except TypeError as error:
         absl = sys.modules.get("absl.app")
+        # A script that imports `absl.app` has a main that takes what flags leave of the command.
         if absl and absl in [value for value in vars(module).values() if inspect.ismodule(value)]:
             return lambda: function(sys.modules["absl.flags"].FLAGS(sys.argv))
         why = f"{function.__name__} in {Path(sys.argv[0]).name} needs arguments ({error})"
