@@ -328,7 +328,7 @@ def _shown(
     is_right = (log_odds > 0) == inside
     right = np.cumsum(is_right[surest])
     guesses = np.unique(np.geomspace(1, runs, _NUMBERS).astype(np.int64))
-    # Of that many runs, the output may reveal the world by an event of probability δ.
+    # In this number of runs at most, an event of probability δ reveals the world.
     revealed, _ = most_revealed(runs, delta, _LEVEL)
     # These runs are counted as if all were guessed correctly, and left out.
     other_guesses = np.maximum(guesses - revealed, 1)

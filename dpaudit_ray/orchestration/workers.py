@@ -157,7 +157,7 @@ class Capacity:
         kills = self._cluster.memory_kills()
         for candidate in (node,) if node else kills:
             if kills.get(candidate, 0) > self._memory_kills[candidate]:
-                self._memory_kills[candidate] += 1
+                self._memory_kills[candidate] += 1  # so that each kill is returned once
                 return candidate
         return ""
 

@@ -185,7 +185,7 @@ class Record:
 
         Args:
             audit: id of its audit.
-            pack: the pack, which has not failed then, although it may have been given up before.
+            pack: the pack. If it was given up before, it no longer counts as failed.
             scores: its scores.
 
         Returns:

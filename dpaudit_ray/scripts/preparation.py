@@ -284,10 +284,11 @@ def mixed_records(
     rotated: Prepared,
     cycles: Sequence[Cycle],
 ) -> int:
-    """Counts records that changed with rotated rows, if these are in several records each; else 0.
+    """Counts records that changed with rotated rows, if each row is a part of several records.
 
-    A table of public vectors that records look up has such rows, too, but seldom one for each
-    record: the array must be as long as the records are many.
+    The count is 0 if no more records changed than a row each explains, or most of them. A table of
+    public vectors that records look up has rows in several records, too. It seldom has as many rows
+    as there are records, so the caller requires that of the array.
     """
     rows = sum(map(len, cycles))
     changed = _missing(np.array(before.records), rotated)

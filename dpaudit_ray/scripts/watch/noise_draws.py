@@ -112,6 +112,7 @@ class StepNoise:
             varies = variance > 0 and len(part) > 1
             parts.append(-part[:_COMPARED] / np.sqrt(variance) if varies else np.zeros(0))
         noise = np.concatenate(parts)
+        # With the noise of earlier steps; of tensors with each other; and of entries in a tensor.
         steps = []
         for before, old in self._noise:
             if len(old) == len(noise) >= _FEWEST_COMPARED:
