@@ -218,6 +218,14 @@ def test_data_sets_with_common_records_are_of_one_group():
     assert shared_records.groups_by_records([first, second], ["engine", "engine"]) == [0, 0]
 
 
+@pytest.mark.parametrize(("values", "common", "shares"), [(30, 0, 0), (30, 40, 1), (4, 0, 1)])
+def test_rows_of_few_values_may_be_equal_by_chance(values, common, shares):
+    """Of 27,000 or 64 rows; if too many are equal, none is known to be another record."""
+    x = torch.randint(values, (800, 3), generator=torch.Generator().manual_seed(1)).float()
+    parts = [TensorDataset(x[: 400 + common].clone()), TensorDataset(x[400:].clone())]
+    assert shared_records.share_records(*parts) == bool(shares)
+
+
 # What is published
 
 

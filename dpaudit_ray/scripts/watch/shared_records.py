@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ _MOST_PARTS = 10  # parts of a data set; a longer list is of records
 _MOST_ROWS = 200_000
 _MOST_PRODUCTS = 2**22  # products of a tensor's rows with records
 _MOST_COLUMNS = 200  # whose correlations are computed
+_EQUAL_SHARE = 0.1  # share of rows that may be equal to another one by chance
+_LIMIT = 4.0  # standard deviations of their number
 _FEWEST_COLUMNS = 4  # fewer columns may be uncorrelated by chance
 _FEWEST = 30  # records that have statistics
 _FEWEST_LABELS = 16
@@ -66,20 +69,39 @@ def tables_of(data: Any) -> list[torch.Tensor]:
 
 def keys_of(tables: Iterable[torch.Tensor]) -> set[bytes]:
     """Returns the keys of all rows of arrays that have more than a number in each."""
-    keys: set[bytes] = set()
+    return set(_counts(tables))
+
+
+def _counts(tables: Iterable[torch.Tensor]) -> Counter[bytes]:
+    """Returns the keys of these rows, with their numbers."""
+    counts: Counter[bytes] = Counter()
     for table in tables:
         if table.dim() > 1:
-            keys.update(row_keys(table))
-    return keys
+            counts.update(row_keys(table))
+    return counts
 
 
 def share_records(first: Any, second: Any) -> bool:
-    """Returns whether two data sets have a record in common, as far as arrays in memory show."""
+    """Returns whether two data sets have a record in common, as far as arrays in memory show.
+
+    A few rows may be equal by chance, where rows of one data set are equal about as often.
+    """
     base, rows = base_and_rows(first)
     other_base, other_rows = base_and_rows(second)
     if base is other_base:
         return rows is None or other_rows is None or not set(rows).isdisjoint(other_rows)
-    return not keys_of(tables_of(first)).isdisjoint(keys_of(tables_of(second)))
+    counts = _counts(tables_of(first))
+    other_counts = _counts(tables_of(second))
+    equal = sum(count * other_counts[key] for key, count in counts.items())
+    # Ordered pairs of equal rows that are of one data set.
+    inside = sum(n * (n - 1) for n in (counts + other_counts).values()) - 2 * equal
+    total = counts.total()
+    other_total = other_counts.total()
+    pairs = total * (total - 1) + other_total * (other_total - 1)
+    by_chance = inside / max(1, pairs) * total * other_total
+    # Among too many equal rows, common records would not be noticed.
+    is_hidden = by_chance > _EQUAL_SHARE * min(total, other_total)
+    return equal > 0 and (is_hidden or equal > by_chance + _LIMIT * math.sqrt(by_chance))
 
 
 def groups_by_records(datas: Sequence[Any], owners: Sequence[Any]) -> list[int]:
