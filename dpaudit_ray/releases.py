@@ -122,7 +122,8 @@ def audited_release(
     It is called again without a record and with other randomness, so it must have no side effects.
 
     Args:
-        records: names of its arguments whose arrays, in any structure, have a record in each row.
+        records: names of its arguments whose arrays, in any structure, have a record in each row;
+            the records themselves, not their numbers.
         noise_multiplier: the noise's standard deviation over `max_grad_norm`, as claimed.
         max_grad_norm: bound on the change of the sum by one record, as claimed.
         sample_rate: the probability of a record to be in a step, as claimed.

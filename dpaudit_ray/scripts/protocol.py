@@ -131,7 +131,9 @@ class Made(Entry):
     target_delta: float | None = None
 
 
-EMPTY = "a record without a gradient"  # a change, after which nothing should move
+# Changes: nothing should move after the first; the second may be longer than records can be.
+EMPTY = "a record without a gradient"
+WILD = "a record with values"  # so many times larger
 
 
 @dataclass(frozen=True)
@@ -291,10 +293,11 @@ class ArraysGiven(Entry):
     """A custom loop gave arrays at a step: of its clipped "sum", or of its "noise".
 
     Or its function "draws" random numbers for each record, not only for its noise; or a step has
-    the generators of an earlier one "again".
+    the generators of an earlier one "again"; or its records are "numbers" of rows, or seem
+    "bounded" before it.
     """
 
-    kind: Literal["sum", "noise", "draws", "again"]
+    kind: Literal["sum", "noise", "draws", "again", "numbers", "bounded"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from dpaudit_ray.scripts.checks import Inspection, sampling
 from dpaudit_ray.scripts.checks.check import LEVEL_SHARE
 from dpaudit_ray.scripts.finding_kinds import KINDS
 from dpaudit_ray.scripts.protocol import (
+    WILD,
     AccountedStep,
     ArraysGiven,
     CarriedSum,
@@ -369,6 +370,20 @@ def test_what_was_not_observed_is_not_judged():
     assert "gave a different result" in missing(differs, APART)["noise and clipping"]
     assert set(missing(step(), given, APART)) == {"noise given"}
     assert set(missing(step(ghost=True), APART)) == {"clipping"}
+    numbers = ArraysGiven(kind="numbers")
+    assert "the rows themselves" in missing(step(), numbers, APART, steps=(1,))["records by number"]
+    assert not missing(step(), numbers, APART, steps=(2,))
+
+
+def test_records_that_are_longer_than_all_that_were_cut_before():
+    """Whether the marked function clips is open then; other records that move too far are not."""
+    wild = step(shifts=(Shift(f"{WILD} 30 times larger", (900.0, 0.0)), *step().shifts))
+    bounded = ArraysGiven(kind="bounded")
+    assert violated(wild) == {"clipping"}
+    assert violated(wild, bounded) == set()
+    assert "do so inside it" in missing(wild, bounded, APART)["clipping"]
+    assert violated(step(0.5, shifts=wild.shifts), bounded)
+    assert not missing(step(), bounded, APART)
 
 
 def test_a_run_that_the_budget_ended():

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,16 @@ from scipy import special
 from ...errors import percent
 from ..canary_trials import ALTERNATIVE
 from ..claims import events_of
-from ..protocol import EMPTY, ArraysGiven, GhostInspection, Made, Shift, StepInspection, entries_of
+from ..protocol import (
+    EMPTY,
+    WILD,
+    ArraysGiven,
+    GhostInspection,
+    Made,
+    Shift,
+    StepInspection,
+    entries_of,
+)
 from ..script_findings import Finding, Judgement, finding
 from .check import LEVEL_SHARE, Check, Inspection, at_step, find_uneven, listed
 
@@ -70,15 +79,26 @@ def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _D
     usual_noise = _usual_noise(inspection)
     steps = inspection.replayed
     distances: dict[int, _Distance] = {}
+    is_bounded = _arrays(inspection)["bounded"] > 0
+    may_be_longer = False  # whether only a longer record moves a step too far
     for index, step in enumerate(steps):
         # As the step states it, else its accountant, else as usual.
         noise = step.noise or accounted.get((step.optimizer, step.step), usual_noise)
-        distance, shortfall = _compare(step, noise, LEVEL_SHARE / len(steps))
+        share = LEVEL_SHARE / len(steps)
+        distance, shortfall = _compare(step, noise, share)
+        if shortfall is not None and is_bounded:  # no record may be so long
+            possible = tuple(shift for shift in step.shifts if not shift.change.startswith(WILD))
+            distance, shortfall = _compare(replace(step, shifts=possible), noise, share)
+            may_be_longer |= shortfall is None
         if distance is not None and math.isfinite(distance.estimate):
             distances[index] = distance
         reported = {item.look for item in judgement.findings}
         if shortfall is not None and shortfall.look not in reported:
             judgement.findings.append(shortfall)  # the other steps would repeat it
+    if may_be_longer:
+        why = "the marked function does not clip, and records seem to be shortened or cut before; "
+        why += "do so inside it"
+        judgement.miss(why, name="clipping")
     return distances
 
 
@@ -130,6 +150,10 @@ def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
         why = f"at {arrays['noise']} steps, noise was passed as arrays; "
         why += "pass a function that draws it"
         judgement.miss(why, name="noise given")
+    if arrays["numbers"] >= inspection.taken > 0:  # by chance a few steps have no number twice
+        why = "records are numbers of rows, and another row may change with one; "
+        why += "pass the rows themselves, in records="
+        judgement.miss(why, name="records by number")
     if any(step.has_gaps for step in inspection.replayed):
         why = "parts of a release are zero in some draws; remove them after the call"
         judgement.miss(why, name="zeros")

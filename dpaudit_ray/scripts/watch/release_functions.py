@@ -1,7 +1,7 @@
 """Inspects steps of loops without Opacus: functions that return releases, in any framework.
 
-A release is computed after a change of its examples: None, ("without", i), ("wild", i) (example i
-a second time, a thousand times larger), or ("appended", arrays).
+A release is computed after a change of its examples: None, ("without", i), ("scaled", factor) (the
+last example a second time, so many times larger), or ("appended", arrays).
 """
 
 import collections
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import StackDataset
 
-from ..protocol import ArraysGiven, Draws, History, Participation, PinnedStep
+from ..protocol import WILD, ArraysGiven, Draws, History, Participation, PinnedStep
 from . import pinned_runs
 from .generators import script_generators
 from .loaders import Indices, draw_counts
@@ -32,8 +32,10 @@ from .tensors import (
 
 run: WatchedRun | None = None  # the run that this process watches
 
-_WILD = 1000  # times the values of a record
+_FACTORS = (3, 10, 30)  # times the values of a record, in addition to a thousand
 _MOST_ROWS = 200_000  # rows of all steps that are searched among the records
+_SEVERAL = 3  # rows with the largest length
+_NEARLY = 1 - 1e-5  # share of this length
 _LIMIT = 6.0  # standard deviations of the number of rows that are never drawn
 
 Arrays = list[Any]
@@ -141,6 +143,11 @@ class Stream(StepWatch):
                 self.inspect()
             elif inspects:
                 run.put(ArraysGiven(kind="noise"))
+            if inspects and records:
+                if _are_numbers_of_rows(records, of or math.inf):
+                    run.put(ArraysGiven(kind="numbers"))
+                if _are_bounded(records):
+                    run.put(ArraysGiven(kind="bounded"))
             if records and not run.releases and (inspects or run.request.pinned):
                 pinned_runs.find_tables(run, records)
                 if run.followed:
@@ -294,9 +301,12 @@ class Stream(StepWatch):
         return "appended", [w.numpy() for w in row]
 
     def changes(self) -> Iterator[tuple[str, Change]]:
-        if self.shapes is None and self.rows:
-            yield "a record with values a thousand times larger", ("wild", self.rows - 1)
+        is_scaled = self.shapes is None and self.rows
+        if is_scaled:
+            yield f"{WILD} a thousand times larger", ("scaled", 1000)
         yield from super().changes()
+        for factor in _FACTORS if is_scaled else ():
+            yield f"{WILD} {factor} times larger", ("scaled", factor)
 
 
 def change_examples(examples: Sequence[Any], change: Change) -> list[Any]:
@@ -311,9 +321,31 @@ def change_examples(examples: Sequence[Any], change: Change) -> list[Any]:
         return list(map(_join, examples, rows))
     changed = []
     for array in examples:
-        factor = _WILD if "float" in str(array.dtype) else 1  # classes and tokens stay
-        changed.append(_join(array, array[value : value + 1] * factor))
+        factor = value if "float" in str(array.dtype) else 1  # classes and tokens stay
+        changed.append(_join(array, array[-1:] * factor))
     return changed
+
+
+def _are_numbers_of_rows(records: Sequence[Any], rows: float) -> bool:
+    """Returns whether records have one number each, some of which are different ones < `rows`."""
+    if any(math.prod(np.shape(array)) > len(array) for array in records):
+        return False
+    columns = _flat([array for array in records if "int" in str(array.dtype)])
+    return any(len(set(column)) == len(column) and (column < rows).all() for column in columns)
+
+
+def _are_bounded(records: Sequence[Any]) -> bool:
+    """Returns whether several rows of each array of floats have its largest length or number.
+
+    They were shortened or cut before, as it seems.
+    """
+    for array in records:
+        rows = np.abs(_flat([array])[0]).reshape(len(array), math.prod(np.shape(array)[1:]))
+        sizes = (rows.max(axis=1, initial=0), np.linalg.norm(rows, axis=1))
+        most = max(np.sum(size > size.max(initial=0) * _NEARLY) for size in sizes)
+        if most < _SEVERAL and "float" in str(array.dtype):
+            return False
+    return True
 
 
 def _join(first: Any, second: Any) -> Any:
