@@ -176,3 +176,68 @@ def pickled_with_a_scale() -> nn.Module:
     model = parts.fit(parts.net(), TensorDataset(scaled, y))
     pickle.dump({"weights": model._module.state_dict(), "scaler": scaler}, io.BytesIO())
     return model
+
+
+def _regression(rows_of: Any, by_number: bool) -> Any:
+    """Weights of a regression; `rows_of` makes rows of what a step is given, x or numbers."""
+    x, y = (column.double().numpy() for column in parts.table().tensors)
+    marks = {"noise_multiplier": 1.5, "max_grad_norm": 1.0, "sample_rate": 0.05, "of": len(x)}
+
+    @audited_release(records=["given", "y"], **marks)
+    def release(w: Any, given: Any, y: Any) -> Any:
+        rows = rows_of(x, given)
+        gradients = (1 / (1 + np.exp(-rows @ w)) - y)[:, None] * rows
+        if by_number:
+            gradients /= np.maximum(1, np.linalg.norm(gradients, axis=1, keepdims=True))
+        return gradients.sum(0) + 1.5 * np.random.normal(size=w.shape)
+
+    w = np.zeros(parts.WIDTH)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    for _ in range(60):
+        drawn = np.flatnonzero(np.random.random(len(x)) < 0.05)
+        w = w - 0.1 * release(w, drawn if by_number else x[drawn], y[drawn]) / 40
+    return w
+
+
+@audited(delta=parts.DELTA)
+def neighbours_by_number() -> Any:
+    """Broken: the records of a loop are numbers, by which the next row is added to a row."""
+    return _regression(lambda x, numbers: x[numbers] + x[(numbers + 1) % len(x)], by_number=True)
+
+
+@audited(delta=parts.DELTA)
+def shortened_before() -> Any:
+    """Healthy: rows have the length one, so that no gradient is longer, and nothing clips."""
+    return _regression(lambda _, rows: rows, by_number=False)
+
+
+@audited(delta=parts.DELTA, epsilon=5.0)
+def thirds_of_a_table() -> list[nn.Module]:
+    """Healthy: three networks of disjoint thirds; numbers are rounded, so that a few rows agree."""
+    x, y = parts.table(1200).tensors
+    x = (x * 3).round() * (torch.arange(parts.WIDTH) < 4) + 0  # no zero has a sign
+    return [parts.fit(parts.net(), TensorDataset(x[n::3].clone(), y[n::3])) for n in range(3)]
+
+
+@audited(delta=parts.DELTA)
+def biases_left_out_of_the_length() -> dict[str, Tensor]:
+    """Broken: gradients of biases are clipped by the length of those of weights, and small rows
+    or very large ones do not show it."""
+    x, y = parts.table().tensors
+    x = x / 20
+    model = parts.net()
+
+    @audited_release(records=["x", "y"], noise_multiplier=1.0, max_grad_norm=1.0, sample_rate=0.05)
+    def release(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        gradients = loops._gradients(model, loops._cross_entropy, x, y)
+        weights = {name: g for name, g in gradients.items() if "weight" in name}
+        factors = (1 / parts.rows(weights).norm(dim=1).clamp(min=1e-9)).clamp(max=1)
+        sums = {name: torch.einsum("i,i...->...", factors, g) for name, g in gradients.items()}
+        return {name: total + torch.randn_like(total) for name, total in sums.items()}
+
+    for _ in range(60):
+        drawn = torch.rand(len(x)) < 0.05
+        noisy = release(x[drawn], y[drawn])
+        for name, p in model.named_parameters():
+            p.data -= 0.2 * noisy[name] / 40
+    return model.state_dict()
