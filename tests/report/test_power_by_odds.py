@@ -68,3 +68,17 @@ def test_healthy_local_randomiser_is_consistent(tmp_path):
         two_bits, pairs=[(0, 1)], claim={"epsilon": 1}, trials=10_000, storage_path=tmp_path
     )
     assert result.verdict() == "CONSISTENT", result.answer.sentence
+
+
+def test_long_audit_is_simulated_with_no_more_trials_than_its_power_takes(monkeypatch):
+    simulated = []
+
+    def recorded(test, odds, looks, trials, alpha, required=0.0):
+        simulated.append(trials)
+        return share(test, odds, looks, trials, alpha, required)
+
+    share = detection._share_by_odds
+    monkeypatch.setattr(detection, "_share_by_odds", recorded)
+    monkeypatch.setattr(f"{__name__}.INFORMATIVE", 0.01)
+    assert detection.chance_to_refute(audit(1_000_000, 1.0, seed=1), 0.05) == 1.0
+    assert simulated == [2_000, 20_000, 200_000]
