@@ -15,6 +15,7 @@ server (`_serve`), of which each call is a child.
 import ctypes
 import faulthandler
 import gc
+import glob
 import importlib
 import io
 import json
@@ -168,10 +169,9 @@ def _children(pid: int) -> list[int]:
                 return [process.pid for process in psutil.Process(pid).children()]
         return []
     children = list[int]()
-    with suppress(OSError):  # it ended meanwhile
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            listed = Path(f"/proc/{pid}/task/{thread}/children").read_text()
-            children += map(int, listed.split())
+    for path in glob.glob(f"/proc/{pid}/task/*/children"):  # none if the process has ended
+        with suppress(OSError):  # the thread ended meanwhile
+            children += map(int, Path(path).read_text().split())
     return children
 
 

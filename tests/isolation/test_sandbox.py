@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import unittest.mock
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from dpaudit_ray.errors import ClusterError
-from dpaudit_ray.isolation import Ended, Limits, Sandbox
+from dpaudit_ray.isolation import Ended, Limits, Sandbox, forkserver
 from tests.conftest import ROOT
 from tests.head import tree, wait_for
 
@@ -299,3 +300,38 @@ def test_a_call_is_made_whatever_descriptors_are_open():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["2.0"] * 6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems list no threads")
+def test_children_are_listed_though_a_thread_ends_meanwhile(monkeypatch):
+    """The first thread's list cannot be read: a later thread's child is listed all the same."""
+    children: list[subprocess.Popen[bytes]] = []
+    over = threading.Event()
+
+    def start_child() -> None:
+        """Starts a process as this thread's child; the thread stays until the test is over."""
+        children.append(subprocess.Popen(["sleep", "60"]))
+        over.wait()
+
+    read_text = Path.read_text
+    unread: list[Path] = []
+
+    def read(path: Path) -> str:
+        """Reads a file, but the first list of children."""
+        if path.name == "children" and not unread:
+            unread.append(path)
+            raise FileNotFoundError(path)
+        return read_text(path)
+
+    thread = threading.Thread(target=start_child)
+    thread.start()
+    wait_for(lambda: bool(children))
+    monkeypatch.setattr(Path, "read_text", read)
+    try:
+        assert children[0].pid in forkserver._children(os.getpid())
+        assert unread
+    finally:
+        over.set()
+        children[0].kill()
+        children[0].wait()
+        thread.join()
