@@ -1,6 +1,7 @@
 """Parts of the watched process, each on its own: nothing is run."""
 
 import gc
+import math
 import random
 import sys
 import types
@@ -374,6 +375,21 @@ def test_simple_functions_of_the_records_are_statistics():
     records = PrivateRecords([x, y])
     assert records.is_statistic(y.mean())
     assert not records.is_statistic(y.mean() + 0.01)
+
+
+def test_statistics_are_found_beside_values_that_are_not_finite():
+    """A class without records has the log share -inf; a column with a gap has no mean."""
+    x = random_numbers(200, 3) * 2 + 1
+    x[7, 1] = math.nan
+    labels = torch.where(LABELS == 1, 0, LABELS)
+    labels[0] = 3
+    records = PrivateRecords([x, labels])
+    shares = torch.bincount(labels) / len(labels)
+    assert 0 in shares
+    for value in (shares.log(), (shares + 1e-9).log(), x.mean(0), x.nanmean(0)):
+        assert records.is_statistic(value)
+    for value in ((shares + 0.05).log(), x.nanmean(0) + 0.01, torch.full((3,), math.nan)):
+        assert not records.is_statistic(value)
 
 
 def test_networks_that_private_records_trained(tmp_path):

@@ -172,7 +172,8 @@ class PrivateRecords:
 
         Of columns these are moments, sums, counts of nonzeros, and quantiles: the record below, the
         one above, and the value between both. The quantiles 0 and 1 are the extremes. Vectors of
-        nearly equal numbers are left out, since other values would match them by chance.
+        nearly equal numbers are left out, since other values would match them by chance. Entries
+        that are not finite, of a column with a gap or a class without records, are not compared.
         """
         values: list[torch.Tensor] = []
         for table in _wide_tables(self._tables):
@@ -193,8 +194,9 @@ class PrivateRecords:
             if not labels.is_floating_point() and int(labels.min()) >= 0:
                 counts = torch.bincount(labels.long()).double()
                 shares = counts / len(labels)
+                # Logit adjustment adds the log of the shares, -inf for a class without records.
                 values += [counts, shares, shares.log()]
-        return [value for value in values if float(value.std()) > _ABSOLUTE_TOLERANCE]
+        return [v for v in values if float(v[v.isfinite()].std()) > _ABSOLUTE_TOLERANCE]
 
     def has_rows_of(self, tensor: torch.Tensor) -> bool:
         """Returns whether a tensor has private records as rows, or is one, or their labels."""
@@ -228,11 +230,16 @@ class PrivateRecords:
         values = tensor.reshape(-1)
         if len(values) == 1:
             return self._is_label_statistic(float(values))
-        close = functools.partial(
-            torch.allclose, values, rtol=_RELATIVE_TOLERANCE, atol=_ABSOLUTE_TOLERANCE
-        )
-        if any(len(values) == len(other) > 1 and close(other) for other in self._statistics):
-            return True
+        for other in self._statistics:
+            if len(other) == len(values):
+                finite = other.isfinite()
+                if torch.allclose(
+                    values[finite],
+                    other[finite],
+                    rtol=_RELATIVE_TOLERANCE,
+                    atol=_ABSOLUTE_TOLERANCE,
+                ):
+                    return True
         sides = (tensor, tensor.T) if tensor.dim() == 2 else ()
         return any(map(self._is_fitted, sides))
 
