@@ -93,6 +93,8 @@ def _clipped_sum(
     params = list(loss.optimizer.params)
     with preserve_generators(), _backward_undone(loss.module, params):
         weighted = loss.loss_per_sample * weights
+        # Opacus' backward pass weights each record's loss by its clipping factor, so the gradients
+        # that it leaves are the clipped sum already.
         backward(type(loss)(loss.module, loss.optimizer, weighted, loss.loss_reduction))
         return gradients(params)
 

@@ -227,37 +227,22 @@ class OptimizerWatch(StepWatch):
             What `call` returns.
         """
         run = self.run
-        optimizer = self.optimizer
         if run.replaying or self.is_stepping:
             return call()
         self._check_open_sum()
-        skips = getattr(optimizer, "_step_skip_queue", None)
+        skips = getattr(self.optimizer, "_step_skip_queue", None)
         if skips and skips[0]:  # a part of a step: Opacus adds up, and takes no step
             self._open_iteration = run.loaders.current
             self._add_part(self._passes())
             with self._stepping():  # `step` calls `pre_step`, which decides that it is skipped
                 return call()
-        self.finish_pinned()
-        self._open_iteration = None
+        self.finish_pinned()  # the step before this one
+        self._open_iteration = None  # this step completes the draw
         self.last_release = None
         self._call = call
         self._has_closure = has_closure
-        accountants = run.accountants
         with run.clock.inspection():
-            if self.steps in INSPECTED:
-                self.generators = [*generators_in(optimizer, depth=1), *script_generators()]
-            accountants.settle(self.at)
-            passes = self._count_examples()
-            self.shapes = [tuple(p.shape) for p in optimizer.params]
-            self.bound = clipping_bound(optimizer)
-            self.unit = self._unit_gradient()
-            self.length = self.bound * self.unit
-            self.inspect()
-            # The rate at which the last step was accounted to sample a record.
-            history = accountants.history()
-            change = self.begin_trial(history[-1][1] if history else run.networks.rate)
-            if run.request.pinned:
-                self._begin_pinned(passes)
+            change = self._prepare_step()
         with contextlib.ExitStack() as during:
             during.enter_context(self._stepping())
             during.enter_context(self._changed(change))
@@ -265,10 +250,30 @@ class OptimizerWatch(StepWatch):
                 during.enter_context(self.pinned_noise(self._pinned.member))
             during.enter_context(self.fresh_noise())
             result = call()
-        history = accountants.history()
+        history = run.accountants.history()
         noise, rate = history[-1][:2] if history else (None, None)
-        self.end_step(self.last_release or gradients(optimizer.params), noise, rate)
+        self.end_step(self.last_release or gradients(self.optimizer.params), noise, rate)
         return result
+
+    def _prepare_step(self) -> Change:
+        """Inspects the step that is about to be taken; returns the change by its canary, if any."""
+        run = self.run
+        optimizer = self.optimizer
+        if self.steps in INSPECTED:
+            self.generators = [*generators_in(optimizer, depth=1), *script_generators()]
+        run.accountants.settle(self.at)
+        passes = self._count_examples()
+        self.shapes = [tuple(p.shape) for p in optimizer.params]
+        self.bound = clipping_bound(optimizer)
+        self.unit = self._unit_gradient()
+        self.length = self.bound * self.unit  # of the longest clipped gradient, as released
+        self.inspect()
+        # The rate at which the last step was accounted to sample a record.
+        history = run.accountants.history()
+        change = self.begin_trial(history[-1][1] if history else run.networks.rate)
+        if run.request.pinned:
+            self._begin_pinned(passes)
+        return change
 
     @contextlib.contextmanager
     def _stepping(self) -> Iterator[None]:

@@ -180,9 +180,8 @@ def _parts(value: Any) -> Sequence[Any]:
         return value if len(value) <= _MOST_PARTS else []
     if isinstance(value, DataLoader):
         return [value.dataset]
-    if isinstance(value, Dataset):
-        return list(vars(value).values())
-    if hooks.is_of_user(value) and hasattr(value, "__dict__"):
+    is_of_script = hooks.is_of_user(value) and hasattr(value, "__dict__")
+    if is_of_script or isinstance(value, Dataset):
         return list(vars(value).values())
     return []
 
@@ -211,19 +210,23 @@ def _digest(array: Any) -> str | None:
     if isinstance(array, torch.Tensor):
         if array.requires_grad or array.is_cuda:
             return None
-        # Of a copy: memory that numpy has exported does not count as the tensor's own.
+        # Of a copy: numpy exports the memory, after which `owns_memory` may be False.
         return digest(array.clone()).hex()
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).hexdigest()
 
 
 def _extreme_rows(array: Any) -> list[int]:
-    """Returns rows with the least and the greatest value of some column, or the longest text."""
+    """Returns the rows with the least and the greatest value of each column, in order.
+
+    The columns are those with numbers. A list has one: the lengths of its elements, 0 for those
+    without a length.
+    """
     if isinstance(array, list):
         values = np.array([[len(text) if hasattr(text, "__len__") else 0] for text in array])
     elif _is_table(array):
         values = array.select_dtypes("number").to_numpy(dtype=float)
     else:
-        # Of a copy: memory that numpy has exported does not count as the tensor's own.
+        # Of a copy: numpy exports the memory, after which `owns_memory` may be False.
         values = np.array(array.clone() if is_array(array) else array, dtype=float)
     columns = np.nan_to_num(values.reshape(len(array), -1)[:, :_MOST_COLUMNS])
     return sorted({*map(int, columns.argmin(0)), *map(int, columns.argmax(0))})

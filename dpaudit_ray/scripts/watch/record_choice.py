@@ -41,7 +41,10 @@ def private_items(
     iterator: Any,
     indices: Any,
 ) -> list[Any]:
-    """Returns the records of a private batch; none if there are few, or they have no index.
+    """Returns the records of a private batch.
+
+    Empty if the data set is not private, if its records have no index, or if the batch has fewer
+    than FEWEST.
 
     Args:
         run: the run.
@@ -53,6 +56,7 @@ def private_items(
     has_items = iterator._auto_collation and iterator._dataset_kind == _BY_INDEX
     if not (is_private and has_items and len(indices) >= FEWEST):
         return []
+    # Reading a record may draw random numbers, which the script's own reading is to draw again.
     with preserve_generators(generators_in(data)):
         return [data[index] for index in indices]
 
