@@ -118,7 +118,12 @@ class Result:
 
     @property
     def membership(self) -> pd.DataFrame:
-        """Membership inference by the scores: one row per audit and `fpr`, with the claim there."""
+        """Membership inference by the scores: one row per audit and false-positive rate `fpr`.
+
+        Columns: `audit`, `label`, `trainings`; `auc` and `balanced_accuracy`; `fpr` and the
+        true-positive rate `tpr`; `claim`, the largest `tpr` that the claim allows at this `fpr`.
+        Names with `_low` and `_high` are confidence limits of `auc`, `balanced_accuracy`, `tpr`.
+        """
         from .report import membership_rates
 
         with self._reading:

@@ -728,7 +728,7 @@ def _check_verdict(
     derived = verdict.derived(run)
     checked = sources.checked
     with checked.reading(verdict.FILE):
-        recorded = verdict.stored(replace(run, estimates=stored))
+        recorded = verdict.unsealed_answer(replace(run, estimates=stored))
         if recorded is not None:
             checked.compare(verdict.FILE, _comparable(recorded), _comparable(derived))
         elif sources.run.read_text(verdict.FILE) is not None:

@@ -108,7 +108,9 @@ def chance_to_refute(test: Test, alpha: float) -> float:
 
 
 def _with_less_noise(test: ClaimTest, rate: float, guesses: int) -> float | Curve | None:
-    """Returns the mechanism with ALTERNATIVE times the noise; None if that meets the claim.
+    """Returns what scores would be like with ALTERNATIVE times the noise that the audit measured.
+
+    None if such a mechanism would meet the claim: then there is nothing to refute.
 
     Args:
         test: the test of the claim.
@@ -116,7 +118,8 @@ def _with_less_noise(test: ClaimTest, rate: float, guesses: int) -> float | Curv
         guesses: number of guesses; a rate of 1 counts as half a mistake.
 
     Returns:
-        μ of Gaussian scores, or the curve of its privacy loss if the test has `alternatives`.
+        The μ of Gaussian scores. If the claimed mechanism's losses are not Gaussian, the test has
+        `alternatives`, its curves with other noise, and one of these is returned.
     """
     share = min(max(rate, 0.5), 1 - 0.5 / guesses)
     claim = test.curve

@@ -60,10 +60,12 @@ class Quote:
     def level(self) -> str:
         """δ in words, and unless the bound is exact, its confidence and assumption."""
         share = percent(self.confidence)
-        level = f"{share}, {self.assumes}"
-        if self.assumes == "not final":
-            level = f"not final: {share} holds only after all trials"
-        return f"δ = {plain(self.delta)}, {EXACT if self.exact else level}"
+        meaning = f"{share}, {self.assumes}"
+        if self.exact:
+            meaning = EXACT
+        elif self.assumes == "not final":  # of `Status.INTERIM`
+            meaning = f"not final: {share} holds only after all trials"
+        return f"δ = {plain(self.delta)}, {meaning}"
 
     @property
     def exact(self) -> bool:

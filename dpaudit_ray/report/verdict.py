@@ -420,7 +420,7 @@ def current_or_stored(run: Run, progress: Progress | None = None) -> Answer | No
 def stored_answer(run: Run) -> Answer | None:
     """Returns what an earlier call of this user stored of the same scores; None without it."""
     with suppress(DpauditError):
-        answer = stored(run)
+        answer = unsealed_answer(run)
         if answer is not None:
             content = run.directory.read_json(FILE)
             seal = content.pop("seal", None)
@@ -428,8 +428,10 @@ def stored_answer(run: Run) -> Answer | None:
     return None
 
 
-def stored(run: Run) -> Answer | None:
+def unsealed_answer(run: Run) -> Answer | None:
     """Returns what any user stored of the same trials, bounds and failures; None without it.
+
+    The seal is not checked: another user may have written the answer by hand.
 
     Raises:
         RunDirectoryError: the file is damaged.

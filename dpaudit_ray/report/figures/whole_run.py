@@ -65,13 +65,15 @@ def roc_figure(curves: list[pd.DataFrame]) -> bytes:
     curves = curves[: len(COLOURS)]
     with canvas(7, 5) as (figure, (axes,)):
         for colour, table in zip(COLOURS, curves, strict=False):
+            # `Reading.curves` puts the rows of the claim behind those of the observed rates.
             claim = table["series"].iloc[-1]
-            points = table[["series", "x", "y"]]
+            points = table[["series", "x", "y"]]  # without `low` and `high`: the band is drawn here
             styles = {claim: {"ls": "--", "marker": ""}}
             lines(axes, points, styles, color=colour, ls="-", marker=".")
-            ends = table["x"], table["low"], table["high"]  # NaN for the claim
             axes.fill_between(
-                *ends,
+                table["x"],
+                table["low"],  # like `high`, NaN in the rows of the claim, which has no band
+                table["high"],
                 step="post",
                 color=colour,
                 alpha=0.15,
