@@ -157,7 +157,10 @@ class Products(Sums):
     period: int  # steps from one insertion to the next
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Adds the products of one release: as it is, or after the other gradients are subtracted.
+        """Adds the products of one release with the canaries.
+
+        Independent noise: the release counts as it is, at steps that have the canaries. Correlated
+        noise: every step counts, after the other records' gradients are subtracted.
 
         Args:
             step: its number, from 1.
@@ -165,8 +168,8 @@ class Products(Sums):
             update: the noisy mean gradient, float [n, p].
         """
         public = self.public
-        if self.whitening is None:
-            if step % self.period == 0:
+        if self.whitening is None:  # the noise is independent
+            if step % self.period == 0:  # canaries enter at multiples of the period
                 self.total += self._products(update)
             return
         x, y = public.batch(step)

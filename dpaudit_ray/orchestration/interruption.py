@@ -222,7 +222,8 @@ class HeadLiveness:
     def _end_with_store(self, store: str) -> None:
         """Ends this process as soon as the object store ends, before Ray waits for its objects.
 
-        Nothing is ever sent on a connection to the store, so it only ends when the store does.
+        Nothing is ever sent on a connection to the store, so it only ends when the store does. If
+        there is no connection to be had, the store has ended already: this process ends, too.
         """
         try:
             with socket.socket(socket.AF_UNIX) as connection:

@@ -54,7 +54,8 @@ class RayExecutor:
         self._ray = ray
         self._work = work
         self._request = request
-        # The random end keeps one that a killed driver left from clashing.
+        # Actors of a killed driver may still have their names: each executor gets a namespace of
+        # its own by random digits. `end_actors_of` finds all of an owner's by what precedes them.
         self._namespace = f"dpaudit-{(work.run.owner or '')[:8]}-{secrets.token_hex(4)}"
         self._aggregator: Any = None
         # Threads of Ray's put answers here: `ray.wait` on 16,000 references takes 50 ms.

@@ -449,10 +449,15 @@ def merge_pooling(
     layers: Sequence[nn.Module],
     passes: Passes,
 ) -> list[nn.Module]:
-    """Returns the layers with every convolution and the pooling behind it as one `ConvPool`.
+    """Returns the layers, with a convolution and the pooling behind it as one `ConvPool`.
 
-    A ReLU is moved behind the pooling that follows it, where it has less to do: the maximum of
-    positive parts is the positive part of the maximum, and so are their gradients.
+    That is done if the loops may take both; other layers stay as they are. A ReLU is moved behind
+    the pooling that follows it, where it has less to do: the maximum of positive parts is the
+    positive part of the maximum, and so are their gradients.
+
+    Args:
+        layers: the layers of a network, in order.
+        passes: the passes that the layers belong to.
     """
     queue = list(layers)
     for i in range(len(queue) - 1):

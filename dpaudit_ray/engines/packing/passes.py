@@ -206,7 +206,12 @@ class Passes:
         return mapped
 
     def _bare_gradients(self) -> SampleGradients:
-        """Returns per-sample gradients of parameters without a rule, after a backward pass."""
+        """Returns per-sample gradients of parameters without a rule, after a backward pass.
+
+        Each leaf holds a copy of its parameter for every example, so the gradient of the leaf has
+        a row for every example. A leaf without a gradient did not enter the loss: it is skipped,
+        which counts as zero.
+        """
         parts = []
         for parameter, leaf in zip(self.bare, self._leaves, strict=True):
             if leaf.grad is not None:

@@ -61,11 +61,19 @@ class LinearRule(Rule):
         return gradient.view(inputs, -1).t()
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
-        """Returns outer products of vectors x [n*B, d], or their sums over positions x [.., d]."""
+        """Implements `Rule.samples`: outer products g xᵀ of vectors, never formed.
+
+        On sequences, a sample's gradient is the sum of the products of its positions.
+
+        Args:
+            theta: parameters [n, p]; only their number n is used.
+            x: vectors [n*B, d], or sequences [n*B, ..., d].
+            g: gradients of the outputs, [n*B, o] or [n*B, ..., o].
+        """
         n = len(theta)
         if x.dim() == 2:
             return _VectorProducts(self.weight, self.bias, n, x, g, shared=False)
-        positions = x[0, ..., 0].numel()
+        positions = x[0, ..., 0].numel()  # of one sequence
         x = x.reshape(n, -1, positions, x.shape[-1])
         g = g.reshape(n, -1, positions, g.shape[-1])
         return outer_products(self.weight, self.bias, x, g)
