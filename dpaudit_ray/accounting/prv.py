@@ -60,7 +60,9 @@ class Prv(Accountant):
         delta: float,
     ) -> float:
         """Returns an upper bound on ε of all events together."""
+        # As in `epsilons`: the library may err by a thousandth of δ.
         accountant = _library_accountant(events, delta / 1000)
+        # A single composition: the outer list has one item, the steps of all events.
         return _epsilons(accountant, delta, [[part.steps for part in events]])[0]
 
     def fallback(self, training: Training) -> str:

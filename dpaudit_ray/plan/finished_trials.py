@@ -377,11 +377,12 @@ def _readers(number: int) -> ThreadPoolExecutor:
 
 
 class RecentPacks:
-    """The latest `limit` bytes of packs in memory, by owner; all are in the run directory."""
+    """The latest packs in memory, `limit` bytes at most; all are in the run directory, too."""
 
     def __init__(self, limit: int = 2**24) -> None:
-        self._limit = limit
+        self._limit = limit  # bytes
         self._bytes = 0
+        # By owner and first trial, the oldest pack first.
         self._packs = collections.OrderedDict[tuple[object, int], PackScores]()
 
     def put(self, owner: object, pack: PackScores) -> None:

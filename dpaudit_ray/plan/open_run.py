@@ -48,10 +48,12 @@ def with_stored_trials(sweep: Sweep, run: RunDirectory, report: Report) -> Sweep
 def finished(sweep: Sweep, run: RunDirectory) -> bool:
     """Returns whether the directory has a complete run of this sweep in which nothing failed."""
     plan = _complete_plan(sweep, run)
+    # With more trials than the plan has, the sweep is to extend the run.
     if plan is None or _declares_more(sweep, plan):
         return False
     if outcomes.failed(run, plan) or outcomes.read(run, plan).missed:
         return False
+    # A run that is marked as complete may have lost files of scores since: these packs remain.
     return not any(remaining(run, plan, outcomes.decided(run, sweep, plan)))
 
 

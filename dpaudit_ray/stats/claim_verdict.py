@@ -442,7 +442,10 @@ class ClaimTest(_Test):
 
 @dataclass
 class RunTest(_Test):
-    """Test on runs of several canaries: fold scores in order, run after run."""
+    """Test on runs of several canaries: fold scores in order, run after run.
+
+    Each canary is a trial, so `planned` and `trials` count canaries, not runs.
+    """
 
     canaries: int
     in_pairs: bool = False
@@ -506,6 +509,7 @@ class RunTest(_Test):
         simulated_mean = float(ndtr(simulated_mu / 2))
         shifted = np.clip(outcomes - measured_mean + simulated_mean, 0.0, 1.0)
         claimed_accuracy = largest_accuracy(self.curve)
+        # The first runs only teach how to guess later ones. `planned` counts canaries of all runs.
         runs = max(self.planned // self.canaries - self._runs.skipped, 1)
         refuted = 0
         for _ in range(audits):

@@ -70,8 +70,8 @@ class Family(Protocol):
         """Returns the least ε at δ of its members whose best guesses have a hit rate of `rate`."""
 
 
-# Status of an ε that a known trade-off curve certifies: it was converted through that curve.
-_KNOWN = {TradeOff.GAUSSIAN: Status.IF_GAUSSIAN, TradeOff.CLAIMED: Status.IF_CLAIMED}
+# Status of an ε that was converted through a curve of this shape: certified once that is known.
+_CONVERTED_THROUGH = {TradeOff.GAUSSIAN: Status.IF_GAUSSIAN, TradeOff.CLAIMED: Status.IF_CLAIMED}
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,19 @@ class Estimate:
     note: str = ""
 
     def given(self, trade_off: TradeOff, independent: bool = False) -> "Estimate":
-        """Returns this bound with its status once `trade_off` and `independent` are known."""
+        """Returns this bound with the assumptions dropped from its status that are known to hold.
+
+        Independent canaries make `if-independent` an `if-gaussian`. A bound that assumes the
+        curve `trade_off` becomes `certified`.
+
+        Args:
+            trade_off: shape of the mechanism's trade-off curve.
+            independent: whether each canary's score is known to depend on its own bit only.
+        """
         status = self.status
         if independent and status is Status.IF_INDEPENDENT:
             status = Status.IF_GAUSSIAN
-        if status is _KNOWN.get(trade_off):
+        if status is _CONVERTED_THROUGH.get(trade_off):
             status = Status.CERTIFIED
         return replace(self, status=status)
 

@@ -505,11 +505,12 @@ class Rank(Logged, Estimator):
 
 
 def mu_lower(mistakes: Members, alpha: float) -> float:
-    """Returns a large μ that the order of mistakes refutes, or 0.
+    """Returns a large μ that the order of mistakes refutes; 0 if none is refuted.
 
-    It is between the last refuted μ of the grid _SMALLEST * _RATIO^i and the next: where the excess
-    of evidence, interpolated linearly in i, falls to 0. As it is not quite linear, part of the way
-    is taken if that μ is not refuted itself.
+    A μ is refuted if its excess of evidence, `_excess_at`, is above 0. The result lies between the
+    last refuted μ of the grid _SMALLEST * _RATIO^i and the next one: where the excess, interpolated
+    linearly in i, falls to 0. The excess is not quite linear: if the μ found is not refuted itself,
+    only part of the way to it is taken.
 
     Args:
         mistakes: bool [n], the surest guess first.

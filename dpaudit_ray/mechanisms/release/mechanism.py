@@ -129,13 +129,15 @@ class Release(Mechanism):
         self,
         adversary: Adversary,
     ) -> Preparation | None:
-        """Returns a preparation with a part for each pair of inputs, if there are several.
+        """Returns a preparation with a part for each pair of inputs.
 
-        A part computes the ε that the adversary expects to show with its pair.
+        A part computes the ε that the adversary expects to show with its pair. None if there is
+        nothing to choose: there is one pair only, or the adversary does not compare pairs.
         """
         pairs = len(named_pairs(self.pairs))
         if pairs == 1 or not cast(OutputAdversary, adversary).searches:
             return None
+        # Audits with the same settings share a preparation. Of the claim, a part uses δ only.
         identity = self.identity()
         identity.pop("claim")
         settings: dict[str, Any] = {"release": identity, "adversary": adversary.identity()}
