@@ -66,7 +66,7 @@ class PackedModel:
         self._threads = 1  # number of threads that share the memory
         self._workers = [self]  # a copy for each thread, by its number
         self.single = False  # whether every example goes through the module alone
-        # Computes models one by one, by the user's module; None if the module is packed.
+        # Computes every example alone, by the user's module; None if the module is packed.
         self._alone: Samplewise | None = None
         self._viewed: Samplewise | None = None  # computes examples with several views
         self._settled = False  # whether the way of packing is chosen
@@ -162,7 +162,7 @@ class PackedModel:
         """Returns the output of models theta [n, p] on examples x [m, ...]: float [n, m, c]."""
         # Without labels, any class serves to choose a way of packing.
         self.settle(x, x.new_zeros(len(x), dtype=torch.long))
-        if self._alone is not None:  # `settle` found that the module cannot be packed, or is slower
+        if self._alone is not None:  # it has an obstacle, or fails its self-check
             return self._alone.outputs(theta, x)
         outputs: list[Tensor] = []
 

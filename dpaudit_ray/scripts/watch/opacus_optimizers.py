@@ -270,7 +270,7 @@ class OptimizerWatch(StepWatch):
         self.inspect()
         # The rate at which the last step was accounted to sample a record.
         history = run.accountants.history()
-        change = self.begin_trial(history[-1][1] if history else run.networks.rate)
+        change: Change = self.begin_trial(history[-1][1] if history else run.networks.rate)
         if run.request.pinned:
             self._begin_pinned(passes)
         return change
