@@ -38,7 +38,7 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
 
     def check_size(self, parameters: int) -> None:
         """Raises SpecError if the model has fewer parameters, or their number is odd."""
-        if self.parameters is None:
+        if self.parameters is None:  # the default fits any model
             return
         if self.parameters > parameters or self.parameters % 2:
             raise SpecError(

@@ -78,7 +78,7 @@ class Label(Adversary):
         equations, kind = into, "observed weights"
         if self.crafts:
             equations, kind = into - out, "features beyond those neurons"
-        elif self.row is None:
+        elif self.row is None:  # the weights of all neurons of the layer are observed
             equations = into * out
         if batch_size > equations:
             raise SpecError(

@@ -182,7 +182,7 @@ class Projected(Sums):
             known_sum = public.gradients(before, x, y, clip_norm=public.clip_norm)
             projection = projection - self._project(known_sum)
         projection = projection / public.clip_norm
-        if self.whitening is None:
+        if self.whitening is None:  # steps are judged one by one
             self.total += self.reading.score(projection, public)
         else:
             evidence = self.whitening.evidence(step, projection)

@@ -115,7 +115,7 @@ class AuditVerdict(_Judged):
         if failed == self.trials:
             which = f"all {failed:,} trials"
         clause = f"{which} ended in NaN or infinity"
-        if self.lopsided:
+        if self.lopsided:  # one world diverged more often than chance explains
             clause += f", which depends on the canary ({inside:,} with it, {outside:,} without)"
         return f"{clause}, {self.divergence}" if self.divergence else clause
 

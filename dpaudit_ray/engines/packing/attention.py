@@ -71,7 +71,7 @@ class Attention(nn.Module):
         Arguments are those of `nn.MultiheadAttention`. The option `is_causal` needs no attention:
         it is a hint about `attn_mask`.
         """
-        if not self.batch_first:
+        if not self.batch_first:  # inputs [L, N, d]
             query, key, value = (part.transpose(0, 1) for part in (query, key, value))
         queries = self._by_head(self.query(query))
         scores = queries @ self._by_head(self.key(key)).mT / math.sqrt(queries.shape[3])

@@ -235,7 +235,7 @@ class PackedModel:
             clip_norm: C; infinity for no clipping.
         """
         self.settle(x[:, 0], y)
-        if self._viewed is None:
+        if self._viewed is None:  # the first batch with views
             self._viewed = Samplewise(self._source, self.loss, views=True)
             if self._alone is None or self._alone.mapped > 0:
                 self._viewed = self._viewed.mapped_if_right(theta[0], x[:2], y[:2])
@@ -260,7 +260,7 @@ class PackedModel:
         loops = self._loops if theta.device.type == "cpu" else None
         if loops is not None and not loops.fits(theta, step.x):
             loops = None
-        if self._groups is None:
+        if self._groups is None:  # the first batch decides, by the memory that it takes
             self._groups = self._fitting_groups(loops, theta, step)
 
         def compute(models: slice, at_once: int) -> None:

@@ -151,7 +151,7 @@ class Passes:
                     if not record.shared:
                         samples = record.rule.samples(theta[models], record.saved, record.g)
                         gradients.append((models, samples))
-                if self.bare:
+                if self.bare:  # some parameters have no rule
                     gradients.append((models, self._bare_gradients()))
                 shared.append([record for record in records if record.shared])
         batch = len(step.x)
@@ -329,7 +329,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output [n*B, ...] of x [n*B, ...], or of the batch [B, ...] itself."""
         shared = False
-        if not self.passes.mapped:
+        if not self.passes.mapped:  # under `vmap`, x is one example, of one model
             x, shared = self.passes.layer_input(self.rule, x)
         result: Tensor = _Apply.apply(x, self.passes.anchor, self, shared)
         return result

@@ -134,7 +134,7 @@ class Samplewise:
             x: one example, or its views [1, K, ...].
             y: its class or number [1].
         """
-        if self.views:
+        if self.views:  # the views of one example are a batch, of one class
             x = x[0]
             y = y.expand(len(x))
         for parameter in parameters:

@@ -362,7 +362,7 @@ class OptimizerWatch(StepWatch):
         self.may_step = False
         self.last_release = gradients(self.optimizer.params)
         self._pin()  # if the script never called `pre_step`
-        if self._pinned is not None:
+        if self._pinned is not None:  # a step of a pinned run, which `_begin_pinned` noted
             self._pinned = replace(self._pinned, update=self._digests())
             self.finish_pinned()
 
@@ -452,7 +452,7 @@ class OptimizerWatch(StepWatch):
             yield from super().changes()
             return
         yield "a clipped gradient", self.appended([w * self.bound for w in self.direction()])
-        if self._adapted_bound is not None:
+        if self._adapted_bound is not None:  # a noisy count of records sets the bound
             length = min(self.bound, self._adapted_bound.bound)
             self._unclipped_change = self.appended([w * length for w in self.direction()])
             yield "a gradient that counts as unclipped", self._unclipped_change
@@ -518,7 +518,7 @@ class OptimizerWatch(StepWatch):
                 release = gradients(params)
             factor = clipping_bound(optimizer) / self.bound if self.bound > 0 else 1.0
             published = float(np.log(factor))
-            if self._adapted_bound is not None:
+            if self._adapted_bound is not None:  # its backward pass set the bound
                 published = self._log_factor(self._adapted_bound, change)
             return [*release, np.array([published])]
 

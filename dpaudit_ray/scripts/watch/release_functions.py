@@ -265,7 +265,7 @@ class Stream(StepWatch):
         """
         if redraws is not None:
             return redraws
-        if self._redraws is None:
+        if self._redraws is None:  # not tried yet: does another seed release something else?
             with self.run.replay():
                 first, second = (self.released(seed=seed) for seed in (1, 2))
             self._redraws = any(part.any() for part in difference(first, second))
@@ -274,7 +274,7 @@ class Stream(StepWatch):
     def _pin(self, records: Sequence[Any]) -> Arrays:
         """Takes the step, records it, and returns random numbers of a seed in its place."""
         run = self.run
-        if not self.steps:
+        if not self.steps:  # the scale of the first step serves for all
             first, second = (self.released(seed=seed) for seed in (1, 2))
             spread = np.std(np.concatenate(difference(first, second))) or 1.0
             self._scale = 2.0 ** round(math.log2(spread))  # the same however the noise is rounded

@@ -177,7 +177,7 @@ class StepWatch:
 
     def changes(self) -> Iterator[tuple[str, Change]]:
         """Yields changes of one example each, with their description."""
-        if self.shapes is not None:
+        if self.shapes is not None:  # gradients can be appended
             far = self.appended([FAR * self.bound * w for w in self.direction()])
             yield "a gradient a thousand times too long", far
         for index in spread_indices(self.rows, _REMOVED):
