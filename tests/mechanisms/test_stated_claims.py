@@ -63,7 +63,7 @@ def test_a_broken_promise_is_a_violation_in_the_words_of_the_claim(tmp_path, pat
     raw = sweep({"epsilon": 1}, path=path, options=options)
     done = inline(write_sweep(tmp_path, raw), tmp_path / "runs")
     assert "VIOLATION: the claim is refuted after" in done.out
-    assert "where ε = 1" in " ".join(done.out.split())
+    assert ", above the claimed 1.000 (δ = 0" in " ".join(done.out.split())
     assert dpaudit("verify", tmp_path / "runs" / "stated").code == 1
 
 
