@@ -145,8 +145,8 @@ class Mistakes:
         except SpecError as error:
             self.errors += error.problems
 
-    def settle(self) -> None:
-        """Raises the mistakes that were noted, if any were."""
+    def raise_if_any(self) -> None:
+        """Raises one error for all mistakes that were noted, if there are any."""
         if self.errors:
             raise together(self.errors)
 

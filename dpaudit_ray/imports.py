@@ -103,19 +103,23 @@ def lend(value: Any, version: str) -> str:
     return f"{_LENT}:{name}"
 
 
-def is_data(path: str) -> bool:
-    """Returns whether a plug-in at `module:name` is read as data, as it may not be imported.
+def stays_unimported(path: str) -> bool:
+    """Returns whether a plug-in at `module:name` is read as plain data, and its code not imported.
 
-    Any other name is one of this project's, which is never data.
+    That is so for modules that are not trusted, if a run is only read. A name without a module is
+    a class of this project, which is always imported.
     """
     module, colon, _ = path.partition(":")
     trust = _TRUST.get()
     return bool(colon) and trust.reads and not trust.allows(module)
 
 
-def check(path: str, key: str) -> str:
-    """Returns `path` if it may be imported or is only read. Raises SpecError under `key` if not."""
-    if not is_data(path):
+def require_importable(path: str, key: str) -> str:
+    """Returns `path`. Raises SpecError under `key` if its module is not trusted.
+
+    A run that is only read, as for a report, imports no such module, so any path is accepted.
+    """
+    if not stays_unimported(path):
         _require_trusted(path, key)
     return path
 

@@ -30,7 +30,7 @@ from .errors import REQUIRED, SpecError, plain, suggestion, together, unknown_ke
 
 def _may_be_imported(path: str, info: ValidationInfo) -> str:
     """Returns an import path. Raises SpecError under its key if it may not be imported."""
-    return imports.check(path, str(info.field_name))
+    return imports.require_importable(path, str(info.field_name))
 
 
 # An option that names an object of a module, as `package.module:name`.
@@ -145,7 +145,7 @@ def parse(
         return raw
     raw = options_with_name(raw, key)
     path = raw["name"]
-    if imports.is_data(path):
+    if imports.stays_unimported(path):
         stand_in: type[P] = _stand_in(base)
         return validated(stand_in, raw, key)
     cls = _find(base, path, f"{key}.name")
@@ -213,12 +213,13 @@ def registry(
         module: the only module of the package to import; None: all of them.
     """
     package = importlib.import_module(base.home)
-    for info in pkgutil.iter_modules(getattr(package, "__path__", [])):  # one file has none
+    folders = getattr(package, "__path__", [])  # none if the home is a single module
+    for info in pkgutil.iter_modules(folders):
         if module in (None, info.name):
             importlib.import_module(f"{base.home}.{info.name}")
     classes = {}
     for cls in _subclasses(base):
-        name = _default_name(cls)
+        name = _default_name(cls)  # None for bases of several classes
         is_at_home = f"{cls.__module__}.".startswith(f"{cls.home}.")
         if name is not None and is_at_home and not cls.is_variant:
             classes[name] = cls

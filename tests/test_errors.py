@@ -96,8 +96,8 @@ def test_mistakes_are_told_together_each_once_and_typos_first():
         with mistakes.noted():
             raise error
     with pytest.raises(SweepError) as caught:
-        mistakes.settle()
+        mistakes.raise_if_any()
     assert [one.key for one in caught.value.problems] == ["a.trails", "a.delta", "b"]
     assert caught.value.under("top").problems[0].key == "top.a.trails"
     assert type(together([SpecError("b", "is wrong")])) is SpecError
-    Mistakes().settle()
+    Mistakes().raise_if_any()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit_ray.adversaries.base import Canary, GradientCanary
-from dpaudit_ray.engines.rules.losses import losses
+from dpaudit_ray.engines.rules.losses import classification_losses
 from dpaudit_ray.mechanisms.dp_sgd import DpSgd, session
 from dpaudit_ray.mechanisms.dp_sgd.training import DpSgdTraining
 from dpaudit_ray.sweep import spec
@@ -72,7 +72,7 @@ def loss(training: DpSgdTraining | nn.Module, row: Tensor, x: Tensor, y: Tensor)
     named = dict(module.named_parameters())
     parts = torch.split(row, [one.numel() for one in named.values()])
     values = {k: one.view(named[k].shape) for k, one in zip(named, parts, strict=True)}
-    return losses(torch.func.functional_call(module, values, (x,)), y).sum()
+    return classification_losses(torch.func.functional_call(module, values, (x,)), y).sum()
 
 
 def gradient(training: DpSgdTraining | nn.Module, row: Tensor, x: Tensor, y: Tensor) -> Tensor:

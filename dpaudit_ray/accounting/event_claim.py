@@ -36,7 +36,7 @@ class EventClaim(Claim):
         """Checks the fields. Raises ValueError, or SpecError for code that is not trusted."""
         if not isinstance(self.event, str) or not re.fullmatch(r"[\w.]+:[\w.]+", self.event):
             raise ValueError(f"event must be module:name, got {self.event!r}")
-        imports.check(self.event, _KEY)
+        imports.require_importable(self.event, _KEY)
         object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
         check_number("noise", self.noise)
         check_unit(self.unit)

@@ -385,12 +385,12 @@ class UpdateObserver(Observer, Protocol):
     """Sees the release of every step, before optimizer and learning rate."""
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Takes the release of every step, before `see` is called.
+        """Observes what a step releases, its noisy mean gradient; called before `see`.
 
         Args:
-            step: its number, from 1.
+            step: the step's number, from 1.
             before: a copy of θ_{t-1}, float [n, p].
-            update: a copy of the noisy mean gradient, float [n, p].
+            update: a copy of the release, float [n, p].
         """
 
 

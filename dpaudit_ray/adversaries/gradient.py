@@ -54,7 +54,7 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
         """Follows the projection of each step on the watermark."""
-        return Projected.along(canary, public, models, self.reading)
+        return Projected.for_direction(canary, public, models, self.reading)
 
     def watermark(self, public: PublicKnowledge, movement: "Tensor") -> GradientCanary:
         """Makes a gradient of norm C on the parameters of least `movement`, float [p]."""

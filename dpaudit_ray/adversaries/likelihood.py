@@ -145,7 +145,7 @@ class Projected(Sums):
     weights: Tensor  # [k], the canary's entries there, over C
 
     @classmethod
-    def along(
+    def for_direction(
         cls, canary: GradientCanary, public: PublicKnowledge, models: int, reading: Reading
     ) -> Projected:
         """Returns an observer of training runs that have not begun.
@@ -154,7 +154,7 @@ class Projected(Sums):
             canary: one direction, float [p].
             public: all that the adversary knows before training.
             models: number of training runs.
-            reading: of their steps.
+            reading: which steps have the canary, and how a step is scored.
         """
         zeros = public.initial.new_zeros(models)
         whitening = None
@@ -168,9 +168,9 @@ class Projected(Sums):
         """Adds the evidence in one step: with independent noise, if the canary may join it.
 
         Args:
-            step: its number, from 1.
+            step: the step's number, from 1.
             before: θ_{t-1}, float [n, p].
-            update: the noisy mean gradient, float [n, p].
+            update: the step's release, its noisy mean gradient, float [n, p].
         """
         public = self.public
         has_canary = (step - public.offset) % self.reading.period == 0

@@ -29,4 +29,4 @@ class WatchedDimension(TrajectoryAdversary[GradientCanary]):
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
         reading = Reading(self.period, self.subtract)
-        return Projected.along(canary, public, models, reading)
+        return Projected.for_direction(canary, public, models, reading)

@@ -12,7 +12,7 @@ import torch
 # Bytes of a step, in addition to its pack's parameters: half of a GPU of 16 GB. It is no more on
 # larger ones, since more models at once would change bits, and would hardly be faster.
 _BUDGET = 8 << 30
-_share = 1.0  # of a GPU that this process has
+_share = 1.0  # of a GPU, which this process may use
 
 
 def device(gpu: bool) -> torch.device:
@@ -20,7 +20,7 @@ def device(gpu: bool) -> torch.device:
     return torch.device("cuda" if gpu else "cpu")
 
 
-def sent(values: torch.Tensor, to: torch.device) -> torch.Tensor:
+def copied_to(values: torch.Tensor, to: torch.device) -> torch.Tensor:
     """Returns values on a device, by a copy that the host does not wait for."""
     if to.type == "cuda":
         values = values.pin_memory()
@@ -44,10 +44,13 @@ def budget() -> int:
     return int(_share * _BUDGET)
 
 
-def settle_in(tf32: bool) -> None:
-    """Sets determinism and precision, before the first operation on a GPU.
+def fix_numerics(tf32: bool) -> None:
+    """Makes torch deterministic and sets its precision, before the first operation on a GPU.
 
     cuBLAS reads its environment variable only once.
+
+    Args:
+        tf32: whether products and convolutions may round float32 to TF32.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)

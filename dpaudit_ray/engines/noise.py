@@ -55,9 +55,9 @@ class CpuNoise:
 
 _BLOCKS_AT_ONCE = 1 << 22  # intermediate results of so many blocks take some 600 MiB
 _WORD = 0xFFFFFFFF  # mask of 32 bits
-# A compiled kernel is tried on so many numbers, from a block, with a key and an upper half of the
-# counter that use all of their bits.
-_COMPARED, _FAR = 100_001, (5 << 31, (1 << 64) - 3, (1 << 64) - 5)
+_COMPARED = 100_001  # numbers on which a compiled kernel is tried
+# For the trial: a block, a key, and an upper half of the counter, which use all of their bits.
+_TRIAL_STREAM = (5 << 31, (1 << 64) - 3, (1 << 64) - 5)
 
 
 class GpuNoise:
@@ -68,7 +68,7 @@ class GpuNoise:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         """Begins the stream of a seed of 128 bits."""
-        # Philox 4x32: a key and a counter of 128 bits, whose upper half tells streams apart.
+        # Philox 4x32: a key and a counter of 128 bits, whose upper half differs by stream.
         self._key = seed % 2**64
         self._upper = seed >> 64  # of the counter
         self._device = device
@@ -111,11 +111,11 @@ def write_normals(
         key: of the stream, 64 bits.
         upper: upper half of the counter, 64 bits, which is the same in all blocks of a stream.
     """
-    numbers = torch.arange((len(out) + 1) // 2, device=out.device) + first_block
-    zeros = torch.zeros_like(numbers)
+    blocks = torch.arange((len(out) + 1) // 2, device=out.device) + first_block
+    zeros = torch.zeros_like(blocks)
     counter = (  # four words of 32 bits, the lowest first
-        numbers & _WORD,
-        (numbers >> 32) & _WORD,
+        blocks & _WORD,
+        (blocks >> 32) & _WORD,
         zeros + (upper & _WORD),
         zeros + (upper >> 32 & _WORD),
     )
@@ -142,7 +142,7 @@ def compiled_writer(device: torch.device) -> Writer:
     compiled = torch.compile(write_normals, fullgraph=True, dynamic=True)
 
     def write(out: Tensor, table: Tensor, *numbers: int) -> None:
-        """Calls the kernel with the numbers of `write_normals`."""
+        """Calls the kernel; `numbers` are the block, the key and the upper half."""
         # As tensors, since torch would compile the kernel again for each number. They are signed:
         # the same 64 bits as int64.
         tensors = []
@@ -154,8 +154,8 @@ def compiled_writer(device: torch.device) -> Writer:
     values = torch.empty(_COMPARED, device=device)
     expected = torch.empty_like(values)
     table = coefficients(device)
-    write(values, table, *_FAR)
-    write_normals(expected, table, *_FAR)
+    write(values, table, *_TRIAL_STREAM)
+    write_normals(expected, table, *_TRIAL_STREAM)
     if not torch.equal(values, expected):
         raise ArithmeticError("the compiled kernel has other bits")
     return write

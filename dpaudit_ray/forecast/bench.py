@@ -252,10 +252,10 @@ def _flop(training: DpSgdTraining) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from ..engines.rules.losses import losses
+    from ..engines.rules.losses import classification_losses
 
     batch = training.batches[0]
     with FlopCounterMode(display=False) as counter:
         outputs = training.module(training.x[batch])
-        torch.autograd.backward(losses(outputs, training.y[batch]).sum())
+        torch.autograd.backward(classification_losses(outputs, training.y[batch]).sum())
     return float(counter.get_total_flops())

@@ -33,7 +33,7 @@ class UserModule(Model):
     def _import_path(cls, path: str) -> str:
         if not re.fullmatch(r"[\w.]+:[\w.]+", path):
             raise ValueError("must be package.module:name, without folders and .py")
-        return imports.check(path, "path")
+        return imports.require_importable(path, "path")
 
     @property
     def code_paths(self) -> tuple[str, ...]:

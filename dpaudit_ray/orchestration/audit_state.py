@@ -12,7 +12,7 @@ from ..plan.outcomes import MissedTrials
 from ..plan.preparing import Prepared
 from ..plan.score_stream import ConsumedPack, MissedPack
 from ..stats import Estimate, Estimator
-from ..stats.base import methods_after_a_look
+from ..stats.base import default_time_uniform_methods
 from ..storage.run_directory import RunDirectory
 from ..storage.scores import Bounds, PackScores
 from ..sweep.audit import EstimatorSpec
@@ -218,5 +218,5 @@ class AuditState:
 
 def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
     """Returns a bound that holds after every pack. Of a single training run, it shows nothing."""
-    method = methods_after_a_look(not audit.independent, audit.paired)[0]
+    method = default_time_uniform_methods(not audit.independent, audit.paired)[0]
     return EstimatorSpec(name=method, options=options).make(audit.declared[0], audit.together)

@@ -48,7 +48,8 @@ class Checkpoints:
             try:
                 return step, self._run.read_arrays(self._file(pack, step))
             except DamagedFileError as error:
-                _log.warning("%s; the checkpoint before is used", str(error).partition(";")[0])
+                reason = str(error).partition(";")[0]  # without the remedy for a run
+                _log.warning("%s; an earlier one is tried, else the pack starts anew", reason)
         return None
 
     def save(self, pack: Pack, saved: Saved) -> None:

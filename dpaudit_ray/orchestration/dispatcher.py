@@ -228,12 +228,17 @@ class Dispatcher:
             return None
         worker.pack = None
         self._pool.changed(worker)
-        return self._outcome_of(worker, outcome)
+        return self._settle(worker, outcome)
 
-    def _outcome_of(self, worker: Worker, outcome: Outcome) -> Outcome | None:
-        """Returns the outcome of a pack; None if it failed and another trainer is to try it."""
+    def _settle(self, worker: Worker, outcome: Outcome) -> Outcome | None:
+        """Books what a trainer answered to a pack.
+
+        Returns:
+            The outcome to report; None if another trainer is to try the pack.
+        """
         if isinstance(outcome, Failure):
-            if not self._executor.isolates or not self._attribution.failed(outcome, worker):
+            try_elsewhere = self._executor.isolates and self._attribution.failed(outcome, worker)
+            if not try_elsewhere:
                 return outcome
             self._to_retry.append(outcome.pack)
             return None
@@ -241,8 +246,10 @@ class Dispatcher:
             worker.proven = True
             self._capacity.pack_done(worker.node)
             started = time.monotonic() - outcome.seconds
+            # Only a run from the start, without a wait for the aggregator, is a fair measure.
             if outcome.from_start and self._client.silent_until <= started:
                 self._deadlines.measured(outcome.pack, outcome.seconds)
+            # Another trainer that failed at this pack is at fault, since this one has done it.
             culprit = self._attribution.done(outcome.pack, worker)
             if culprit in self._pool.workers:
                 self._replace(culprit)

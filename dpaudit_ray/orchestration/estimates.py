@@ -9,7 +9,7 @@ from ..plan import score_stream
 from ..plan.model import PlannedAudit
 from ..plan.score_stream import ConsumedPack
 from ..stats import Estimate, Estimator, Status, growth
-from ..stats.base import curve_free, curve_free_method, methods_after_a_look
+from ..stats.base import curve_free, curve_free_method, default_time_uniform_methods
 from ..stats.budget import SweepBudget
 from ..stats.trial_log import Logged
 from ..storage.arrays import Arrays
@@ -167,7 +167,7 @@ class Estimates:
         specs = list(self._cell.audit.estimators)
         has_uniform = any(spec.method.time_uniform() for spec in specs)
         if self._may_look_early and not has_uniform and self._audit.canaries:
-            methods = methods_after_a_look(not self._audit.independent, self._audit.paired)
+            methods = default_time_uniform_methods(not self._audit.independent, self._audit.paired)
             if self._cell.audit.delta:
                 specs += [EstimatorSpec(name=name) for name in methods]
             elif self._audit.independent:

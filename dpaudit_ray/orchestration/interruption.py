@@ -220,10 +220,10 @@ class HeadLiveness:
         self._checks.close()
 
     def _end_with_store(self, store: str) -> None:
-        """Ends this process as soon as the object store ends, before Ray waits for its objects.
+        """Ends this process as soon as the object store ends: Ray would wait for it for ever.
 
-        Nothing is ever sent on a connection to the store, so it only ends when the store does. If
-        there is no connection to be had, the store has ended already: this process ends, too.
+        The store sends nothing on this connection, so the connection ends only when the store does.
+        If no connection can be opened, the store has ended already, and so this process ends, too.
         """
         try:
             with socket.socket(socket.AF_UNIX) as connection:

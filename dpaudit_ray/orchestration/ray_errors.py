@@ -17,10 +17,11 @@ _ABOUT_TOKEN = re.compile(
     "AuthenticationError|unauthenticated|authentication token|RAY_AUTH", re.IGNORECASE
 )
 _LONGEST = 200  # characters of a message
+_LONG_SOCKET_PATH = "AF_UNIX path"  # begins the error about a path that is too long
 # The error of a machine without some resource, as a pattern, and the remedy. Ray keeps sockets and
 # spilled objects in {folder}.
 _LOCAL_REMEDIES = {
-    "AF_UNIX path": "set RAY_TMPDIR=/tmp",
+    _LONG_SOCKET_PATH: "set RAY_TMPDIR=/tmp",
     "Permission denied|Operation not permitted": (
         "set RAY_TMPDIR to a folder of your own with a short path, such as /tmp/$USER"
     ),
@@ -90,7 +91,7 @@ def local_trouble(error: BaseException) -> RayTrouble | None:
     for pattern, remedy in _LOCAL_REMEDIES.items():
         if re.search(pattern, str(error)):
             reason = last_line(error)
-            if "AF_UNIX" in pattern:
+            if pattern == _LONG_SOCKET_PATH:
                 reason = f"the path of its sockets is too long below {_shortened(folder)}"
             return RayTrouble(reason, remedy.format(folder=folder))
     return None

@@ -53,7 +53,7 @@ def difference(claims: Claims, cell: Cell) -> str | None:
         return f"accountants are {', '.join(claims)}, not {', '.join(cell.audit.accountants)}"
     claimed = of_steps(cell)
     for name, values in claims.items():
-        if imports.is_data(name) or imports.is_data(claimed[-1].code):
+        if imports.stays_unimported(name) or imports.stays_unimported(claimed[-1].code):
             continue  # a user's accountant or claim that was not imported
         low, high = _range(claimed, cell.audit.delta, name)
         epsilons = np.array(values)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from .. import __version__
 from ..errors import DpauditError, RunDirectoryError, and_more, first_line, printable
-from ..imports import is_data
+from ..imports import stays_unimported
 from ..mechanisms.base import Recorded
 from ..orchestration.audit_state import AuditState, OpenSweep, Snapshot
 from ..plan import claims, finished_trials, outcomes, planner, preparing, provenance, record
@@ -412,7 +412,7 @@ def _claims(
         derived[name] = audit.claims.get(name, ())
         # An error leaves it at that; its message is the reason why nothing is compared.
         try:
-            if is_data(name):
+            if stays_unimported(name):
                 raise DpauditError("they need its author's code")
             values = claims.epsilons_by(claims.of_steps(cell), cell.audit.delta, name)
             checked.count("claims", len(values))

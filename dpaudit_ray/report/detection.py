@@ -198,19 +198,21 @@ def _share_refuted(
 ) -> float:
     """Returns the share of simulated audits that refute a claim.
 
+    The simulation ends early if the first audits all agree, or once `required` is out of reach.
+
     Args:
-        audit: a test without trials, of which each audit has a copy.
+        audit: a test without trials; each simulated audit starts from a fresh copy of it.
         draw: draws the scores and bits of an audit.
         alpha: error probability at which the claim counts as refuted.
-        required: the simulation ends early once the share cannot reach this.
+        required: a share; that it is lower needs not be known more exactly.
         with_bounds: whether audits test bounds on ε, too; without them the share is not larger.
     """
     rng = np.random.default_rng(0)
     refuted = 0
     for simulated in range(1, SIMULATIONS + 1):
         scores, members = draw(rng)
-        test = replace(audit)
-        # Not `fold`: it would also count correct guesses, which nothing here reads.
+        test = replace(audit)  # its `__post_init__` makes new parts, without trials
+        # Only the parts that decide: `test.fold` would also count correct guesses, unread here.
         test.process.fold(scores, members)
         for part in test.declared:
             part.fold(scores, members)

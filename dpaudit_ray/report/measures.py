@@ -176,7 +176,7 @@ def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
     """
     if audit.claim == math.inf:
         return gaussian(math.inf)
-    if imports.is_data(audit.accountant):  # its one recorded point
+    if imports.stays_unimported(audit.accountant):  # its one recorded point
         return Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
     return _curve(cell.claimed(), 2 * audit.claim, points, audit.accountant)
 

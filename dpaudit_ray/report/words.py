@@ -138,7 +138,7 @@ def conditions(
                 assumptions.add(f"{spec.name} assumes: {spec.method.assumes}")
         claimed = cell.claimed()
         for name in cell.audit.accountants:
-            if imports.is_data(name):
+            if imports.stays_unimported(name):
                 continue  # its module is not trusted
             remark = accounting.remark(claimed, name)
             if remark:

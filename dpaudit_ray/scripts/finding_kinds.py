@@ -359,13 +359,13 @@ KINDS: dict[str, FindingKind] = {
         "records that take part every {b} steps, as claimed",
         "record {record} in steps {first} and {second}",
         "order batches so that a record is only in every separation-th step, or claim less"),
-    "prepared by others": FindingKind(
+    "preparation from several records": FindingKind(
         "DPA067", "preparation from several records", "preparation", _W,
         "each record prepared without regard to the others",
         "{changed} of {records} records changed when {rows} other rows were changed: a scale, "
         "filling, encoding, choice or mixture is computed from several rows, without noise",
         "compute it from public records, or add noise to it and account for it"),
-    "set by records": FindingKind(
+    "settings from records": FindingKind(
         "DPA068", "settings from records", "preparation", _W,
         "settings that no record decides",
         "{names} changed when {rows} rows were changed, before training was private",

@@ -38,15 +38,15 @@ class PreparationRuns:
         line: the script's line where the array of the rows appears.
         records: number of prepared records.
         rows: number of rows that were changed.
-        changed: number of records that changed with them, though they should not; 0 if none did.
-        settings: names of settings of training that changed with them.
+        records_changed: number of records of other rows that changed, though they should not.
+        settings_changed: names of the settings of training that changed.
     """
 
     line: str
     records: int
     rows: int
-    changed: int = 0
-    settings: tuple[str, ...] = ()
+    records_changed: int = 0
+    settings_changed: tuple[str, ...] = ()
 
 
 # Changes rows of arrays, named by their digests, where they appear; returns what comes of it, or
@@ -99,7 +99,7 @@ def _follow_arrays(
         if len(descent.rows) < _FEWEST_ROWS:
             mixed = mixed_records(before, rotated, row_cycles)
             if mixed and rows == result.records:
-                return replace(result, changed=mixed)
+                return replace(result, records_changed=mixed)
             continue
         if chosen is arrays and len(of_lines) > 1:
             # Public data may be as long as the records: their rows move no record.
@@ -151,7 +151,12 @@ def _with_equal_rows(
         changed = changed_others(before, after, after.targets, positions)
         settings = changed_settings(before, rotated, after)
         if changed or settings:
-            return replace(result, rows=len(after.targets), changed=changed, settings=settings)
+            return replace(
+                result,
+                rows=len(after.targets),
+                records_changed=changed,
+                settings_changed=settings,
+            )
     return replace(result, rows=changed_rows) if changed_rows else None
 
 

@@ -408,11 +408,19 @@ def curve_free_method(time_uniform: bool = False) -> str:
     return "eps-delta-anytime" if time_uniform else "one-run"
 
 
-def methods_after_a_look(by_run: bool, by_pair: bool) -> list[str]:
-    """Returns names of time-uniform methods: the first bounds μ, the second assumes no curve."""
-    if by_pair:
+def default_time_uniform_methods(shared_run: bool, paired: bool) -> list[str]:
+    """Returns the methods that a sweep uses by default if bounds may be read after any trial.
+
+    The first is the one to show live. For independent runs there are two: `anytime` bounds μ, and
+    `eps-delta-anytime` assumes no trade-off curve.
+
+    Args:
+        shared_run: several canaries share a training run.
+        paired: training runs come in pairs that share their noise; one of each has the canary.
+    """
+    if paired:
         return ["paired"]
-    return ["several-canaries"] if by_run else ["anytime", "eps-delta-anytime"]
+    return ["several-canaries"] if shared_run else ["anytime", "eps-delta-anytime"]
 
 
 def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:

@@ -146,7 +146,8 @@ class Responses:
         """The same answers, all read as guesses of "in", from the surest on, [2 n] each.
 
         Half of the answers of each level are "in", the others "out". An answer "out" with log odds
-        l is a guess of "in" with log odds -l, and is right where that one is wrong.
+        l is read as a guess of "in" with log odds -l. This guess is right where the answer is
+        wrong.
         """
         return Responses(
             log_odds=np.append(self.log_odds, -self.log_odds[::-1]),

@@ -166,8 +166,11 @@ def best_test(
 ) -> tuple[float, float]:
     """Returns the largest gain over all thresholds, and that threshold; or (0, NaN).
 
-    A block of neighbouring thresholds is excluded if even its lowest rates, of either kind, gain
-    less than some threshold. The other blocks are divided.
+    Thresholds are searched in blocks of neighbours. From a block's first threshold to its last,
+    false positives become fewer and false negatives more. So no threshold of the block gains more
+    than the false-positive rate of its last and the false-negative rate of its first would
+    together. Blocks whose bound is below the gain of some threshold are excluded, and the others
+    divided. Of equally good thresholds, the middle one is returned.
 
     Args:
         worlds: scores; there is no threshold if one world has none.
@@ -191,14 +194,15 @@ def best_test(
     while width > 1:
         fpr, fnr = rates(starts)
         ends = np.minimum(starts + width, count) - 1
-        lowest_fpr, _ = rates(ends)
-        possible = gain(lowest_fpr, fnr) >= gain(fpr, fnr).max()
+        fpr_at_end, _ = rates(ends)
+        largest_possible = gain(fpr_at_end, fnr)
+        may_be_best = largest_possible >= gain(fpr, fnr).max()
         width //= _PARTS
-        parts = starts[possible, None] + width * np.arange(_PARTS)
-        starts = parts[parts < count]
+        smaller_blocks = starts[may_be_best, None] + width * np.arange(_PARTS)
+        starts = smaller_blocks[smaller_blocks < count]
     gains = gain(*rates(starts))
-    best = np.flatnonzero(gains == gains.max())
-    middle = best[len(best) // 2]
+    equally_good = np.flatnonzero(gains == gains.max())
+    middle = equally_good[len(equally_good) // 2]
     threshold = _midpoints_at(pooled, starts[middle])
     return float(gains[middle]), float(threshold)
 

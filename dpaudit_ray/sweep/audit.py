@@ -34,7 +34,7 @@ class EstimatorSpec(Strict):
         """Parses a name, or a mapping with `name` and options. Raises SpecError under `key`."""
         options = dict(options_with_name(raw, key))
         name = options.pop("name")
-        if imports.is_data(name):
+        if imports.stays_unimported(name):
             return cls(name=name, options=options)
         model = options_model(_estimator_class(name, f"{key}.name"))
         try:  # rules of JSON: lists may become tuples, but text is not a number
@@ -81,7 +81,7 @@ class EstimatorSpec(Strict):
     @property
     def unimported(self) -> bool:
         """Whether it is a user-defined class that was not imported, since a run is only read."""
-        return imports.is_data(self.name)
+        return imports.stays_unimported(self.name)
 
     @property
     def through_claim(self) -> bool:
@@ -144,7 +144,7 @@ class AuditSpec(Strict):
                 except ValueError as error:
                     key = f"estimators.{index}"
                     raise SpecError(key, f"{estimator.name}: {error}") from error
-        mistakes.settle()
+        mistakes.raise_if_any()
         return self
 
     @property
@@ -212,7 +212,7 @@ def _parsed(
     if repeated:
         mistakes.errors.append(SpecError(key, f"lists {repeated[0]} twice; remove one of them"))
     with carried():
-        mistakes.settle()
+        mistakes.raise_if_any()
     return parsed
 
 
@@ -221,7 +221,7 @@ def _checked_accountant(name: str, key: str) -> str:
     accountants = accounting.accountants()
     if ":" not in name and name not in (accounting.STATED, *accountants):
         raise SpecError(key, unknown_name("accountant", name, accountants))
-    if ":" in name and not imports.is_data(name):
+    if ":" in name and not imports.stays_unimported(name):
         try:
             accounting.find(name)
         except SpecError as error:

@@ -153,7 +153,7 @@ class Cell(Strict):
         """Returns the known trade-off function after a step; None stands for the last one."""
         return self.mechanism.trade_off(self.adversary, step or self.horizons[-1])
 
-    def canaries_apart(self) -> Iterator[Self]:
+    def one_per_canary(self) -> Iterator[Self]:
         """Yields the audit once for each canary of `canaries_drawn`."""
         if self.audit.canaries_drawn == 1:
             yield self
@@ -211,7 +211,7 @@ def parse_cell(
         adversary = parse(Adversary, _required(sections, "adversary"), "adversary")
     with mistakes.noted():
         audit = validated(AuditSpec, _required(sections, "audit"), "audit")
-    mistakes.settle()
+    mistakes.raise_if_any()
     default = mechanism.default_accountant
     if default != "gaussian" and "accountants" not in audit.model_fields_set and not older:
         audit = audit.model_copy(update={"accountants": [default]})
@@ -228,7 +228,7 @@ def parse_cell(
             mechanism.check(adversary)
         with mistakes.noted():
             _check_recording(audit.record_every, mechanism)
-        mistakes.settle()
+        mistakes.raise_if_any()
     return cell
 
 

@@ -86,7 +86,7 @@ def checked(
     for key, values in grid.items():
         with mistakes.noted():
             _check_entry(key, values)
-    mistakes.settle()
+    mistakes.raise_if_any()
     audits = math.prod(map(len, grid.values()))
     if audits > MAX_AUDITS:
         raise SpecError(

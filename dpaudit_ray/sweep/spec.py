@@ -134,7 +134,7 @@ def from_raw(
     with mistakes.noted():
         resources = validated(ResourceSpec, tree.get("resources", {}), "resources")
     mistakes.errors = [_placed(error) for error in mistakes.errors]
-    mistakes.settle()  # raises all of them; behind it, the parts are valid
+    mistakes.raise_if_any()  # after this line, the parts are valid
     _refuse_twins(cells)
     if any(cell.unimported for cell in cells):
         heading["stated"] = recorded
@@ -170,10 +170,10 @@ def _cells(
     tree: Mapping[str, Any],
     older: bool = False,
 ) -> tuple[Cell, ...]:
-    """Returns every cell of the grid.
+    """Returns every cell of the grid; one with several canaries is a cell for each of them.
 
-    If the grid is wrong, the sections are checked without it, for the mistakes in them. Sections
-    that are missing then are no mistakes: the grid may have been meant to set them.
+    If the grid itself is wrong, the sections are still checked, without it. Then a missing section
+    is not reported: the grid may have been meant to set it.
 
     Args:
         tree: the sweep as plain data.
@@ -191,12 +191,12 @@ def _cells(
         tree = {**tree, "grid": None}
     for sections, label in grid.cells(tree):
         try:
-            cells += parse_cell(sections, label, older).canaries_apart()
+            cells += parse_cell(sections, label, older).one_per_canary()
         except SpecError as error:
             for problem in error.problems:
                 if not wrong_grid or problem.problem != REQUIRED:
                     mistakes.errors.append(problem)
-    mistakes.settle()
+    mistakes.raise_if_any()
     return tuple(cells)
 
 

@@ -22,9 +22,9 @@ import dpaudit_ray as da
 from dpaudit_ray.engines.packing import memory
 from dpaudit_ray.engines.packing.memory import ONE_BY_ONE
 from dpaudit_ray.engines.packing.packed import PackedModel
-from dpaudit_ray.engines.packing.samplewise import MODELS, Samplewise, placed
+from dpaudit_ray.engines.packing.samplewise import MODELS, Samplewise, with_parameters
 from dpaudit_ray.engines.rules.base import parameters_of
-from dpaudit_ray.engines.rules.losses import losses
+from dpaudit_ray.engines.rules.losses import classification_losses
 from dpaudit_ray.errors import SpecError, first_line
 
 from .networks import CLASSES, NETWORKS, TEXT, TOKENS
@@ -68,7 +68,7 @@ def measured(name: str, models: int, batch: int, rounds: int, extras: frozenset[
     model = PackedModel(module)
     theta = model.initial + 0.02 * torch.randn(models, model.size)
     try:
-        model.settle(x, y)
+        model.choose_way(x, y)
     except SpecError as error:
         return Row(name, problem=f"refused: {first_line(error)}")
     way = way_of(model)
@@ -158,7 +158,7 @@ def gradients_by_example(
 
     def loss(parameters: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
         outputs = functional_call(module, parameters, (example.unsqueeze(0),))
-        return losses(outputs, label.unsqueeze(0)).sum()
+        return classification_losses(outputs, label.unsqueeze(0)).sum()
 
     def gradients(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         by_name = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, x, y)
@@ -202,7 +202,7 @@ def error_of(model: PackedModel, module: nn.Module, theta: Tensor, x: Tensor, y:
     worst = 0.0
     for row, row_sums in zip(theta.double(), found, strict=True):
         total = torch.zeros_like(row)
-        with placed(module, row) as parameters:
+        with with_parameters(module, row) as parameters:
             for j in range(len(y)):
                 loss = F.cross_entropy(module(x[j : j + 1]), y[j : j + 1])
                 parts = torch.autograd.grad(loss, parameters, allow_unused=True)

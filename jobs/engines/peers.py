@@ -20,7 +20,7 @@ from torch.func import vmap
 from dpaudit_ray.engines.packing import memory
 from dpaudit_ray.engines.packing.packed import PackedModel
 from dpaudit_ray.engines.rules.base import parameters_of
-from dpaudit_ray.engines.rules.losses import losses
+from dpaudit_ray.engines.rules.losses import classification_losses
 from dpaudit_ray.forecast.bench import WORKLOADS
 from dpaudit_ray.models.base import Model
 from dpaudit_ray.plugins import parse
@@ -84,7 +84,7 @@ def measured(
     x = torch.randn(work.batch_size, *work.shape)
     y = torch.arange(work.batch_size) % work.classes
     model = PackedModel(module)
-    model.settle(x, y)
+    model.choose_way(x, y)
     models = models or work.models
     theta = model.initial + 0.02 * torch.randn(models, model.size)
     expected = model.clipped_sums(theta, x, y, _CLIP)
@@ -140,7 +140,7 @@ def _hooks(module: nn.Module) -> Clipped:
 
     def sums(x: Tensor, y: Tensor) -> list[Tensor]:
         optimizer.zero_grad()
-        losses(wrapped(x), y).mean().backward()
+        classification_losses(wrapped(x), y).mean().backward()
         optimizer.clip_and_accumulate()
         return [p.summed_grad for p in optimizer.params]
 
@@ -153,7 +153,7 @@ class _Losses(nn.Module):
     reduction = "mean"
 
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
-        each = losses(outputs, y)
+        each = classification_losses(outputs, y)
         return each if self.reduction == "none" else each.mean()
 
 

@@ -99,7 +99,7 @@ def every(names: Sequence[str], gpu: bool, long: bool = False, limit: int = 90) 
     """Rows of all checks, each as soon as it is done; one that fails or takes too long is a row."""
     torch.set_num_threads(1)
     if gpu:
-        gpu_settings.settle_in(tf32=False)
+        gpu_settings.fix_numerics(tf32=False)
     for check in planned(names, gpu, long):
         try:
             with limited(limit):
@@ -177,8 +177,8 @@ def grouped(name: str, gpu: bool) -> Iterator[Row]:
     module = _network(name).to(device)
     for size in (*_GROUPS, None) if gpu else (16, 64):
         model = PackedModel(module, None if size is None else Groups(size, size))
-        model.settle(x, y)
-        models = size or model.together(x, y)
+        model.choose_way(x, y)
+        models = size or model.models_together(x, y)
         theta = model.initial.repeat(models, 1)
         seconds = seconds_of(lambda m=model, t=theta: m.clipped_sums(t, x, y, _CLIP), device)
         label = f"{models} {name}{'' if size else ', by the budget'}"
@@ -191,7 +191,7 @@ def convolutions(gpu: bool) -> Iterator[Row]:
     models = 64 if gpu else 2
     for tf32 in (False, True) if device.type == "cuda" else (False,):
         if device.type == "cuda":
-            gpu_settings.settle_in(tf32=tf32)
+            gpu_settings.fix_numerics(tf32=tf32)
         for label, (batch, inputs, outputs, size) in _LAYERS.items():
             x = torch.randn(batch, models * inputs, size, size, device=device)
             weight = torch.randn(models * outputs, inputs, 3, 3, device=device)
@@ -201,7 +201,7 @@ def convolutions(gpu: bool) -> Iterator[Row]:
             found += f"patches {1e3 * seconds_of(patches, device) / models:.3g} ms a model"
             yield Row("convolution" + ", TF32" * tf32, label, found, "", good=True)
     if device.type == "cuda":
-        gpu_settings.settle_in(tf32=False)
+        gpu_settings.fix_numerics(tf32=False)
 
 
 def _by_patches(x: torch.Tensor, weight: torch.Tensor, models: int) -> torch.Tensor:
@@ -287,8 +287,8 @@ def memory(name: str) -> Row:
     work, device = bench.WORKLOADS[name], gpu_settings.device(gpu=True)
     x, y = (torch.from_numpy(a).to(device) for a in packs.examples(name, work.batch_size))
     model = PackedModel(_network(name).to(device))
-    model.settle(x, y)
-    theta = model.initial.repeat(model.together(x, y), 1)
+    model.choose_way(x, y)
+    theta = model.initial.repeat(model.models_together(x, y), 1)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     model.clipped_sums(theta, x, y, _CLIP)

@@ -31,7 +31,7 @@ def used(model: PackedModel, x: Tensor) -> list[bool]:
     """Whether each merged layer would take its loops, for inputs of the first one's kind."""
     merged = model._passes.module.merged
     rules = [part.rule for part in merged if isinstance(part, conv_pool.ConvPool)]
-    return [x.dtype in rule.cuts for rule in rules]
+    return [x.dtype in rule.patch_cuts for rule in rules]
 
 
 WAYS = pytest.mark.parametrize("way", ["network", "layers"])
@@ -41,7 +41,7 @@ def packed(module: nn.Module, way: str, groups: Groups | None = None) -> PackedM
     """The whole network in loops, or each convolution with its pooling as one layer; unchecked."""
     model = PackedModel(module, groups)
     assert isinstance(model._loops, ConvChain)
-    model._settled = True
+    model._way_chosen = True
     if way == "layers":
         model._loops = None
     return model
@@ -51,7 +51,7 @@ def apart(module: nn.Module, monkeypatch: pytest.MonkeyPatch, groups: Groups) ->
     with monkeypatch.context() as patch:
         patch.setattr(conv_pool, "merge_pooling", lambda layers, passes: layers)
         model = PackedModel(module, groups)
-    model._settled = True
+    model._way_chosen = True
     return model
 
 
@@ -211,7 +211,7 @@ def test_fewer_registers_give_the_same(monkeypatch):
     row = math.ceil(15 / vector_code.lanes(8, 15))  # registers of a row
     monkeypatch.setattr(vector_code, "REGISTERS", 2 + max(4, 2 * row))
     cut = packed(module, "layers")
-    assert cut._passes.module.merged[0].rule.cuts[x.dtype].rows == 1
+    assert cut._passes.module.merged[0].rule.patch_cuts[x.dtype].rows == 1
     assert math.prod(conv_pool.tile((8, 22), vector_code.REGISTERS - 2)) < 22
     torch.testing.assert_close(cut.clipped_sums(theta, x, y, 1.0), expected, rtol=1e-10, atol=1e-12)
 

@@ -149,7 +149,7 @@ def asked(_: int) -> list[str]:
     backends.cudnn.benchmark, backends.fp32_precision = True, "tf32"
     backends.cuda.matmul.fp32_precision = "none"
     for tf32 in (False, True):
-        gpu_settings.settle_in(tf32)
+        gpu_settings.fix_numerics(tf32)
         parts = backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
         lines.append(
             f"{torch.are_deterministic_algorithms_enabled()} "

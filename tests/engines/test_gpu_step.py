@@ -115,7 +115,7 @@ def bits(adversary: Adversary) -> np.ndarray:
 def one_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's, on both devices."""
     monkeypatch.setattr(steps, "noise_source", GpuNoise)
-    monkeypatch.setattr(gpu_settings, "settle_in", lambda tf32: None)
+    monkeypatch.setattr(gpu_settings, "fix_numerics", lambda tf32: None)
     monkeypatch.setattr(gpu_settings, "device", lambda gpu: GPU if gpu else torch.device("cpu"))
 
 

@@ -48,7 +48,7 @@ def settled(module: nn.Module) -> tuple[PackedModel, Tensor, Tensor]:
     torch.manual_seed(0)
     x, y = torch.randn(6, 2, 6, 6), torch.arange(6) % 3
     model = PackedModel(module)
-    model.settle(x, y)
+    model.choose_way(x, y)
     return model, x, y
 
 
@@ -113,5 +113,5 @@ def test_sums_that_cancel_are_not_taken_for_wrong_ones():
         torch.manual_seed(seed)
         nn.init.normal_(module[2].bias)
         model = PackedModel(module)
-        model.settle(torch.randn(2, 8), torch.tensor([0, 1]))
+        model.choose_way(torch.randn(2, 8), torch.tensor([0, 1]))
         assert model._alone is None

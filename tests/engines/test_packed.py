@@ -125,7 +125,7 @@ if sys.argv[1] == "keep":
 torch.set_num_threads(2)
 layers = nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 2)
 model = PackedModel(nn.Sequential(*layers))
-model._settled = True
+model._way_chosen = True
 theta, x = model.initial.repeat(32, 1), torch.randn(512, 64)
 y = torch.arange(512) % 2
 for _ in range(8):
@@ -179,8 +179,8 @@ def crowded(size: int, width: int) -> nn.Module:
 def test_statistics_of_a_batch_are_found_wherever_they_begin(size, width):
     x, y = torch.randn(128, 8), torch.arange(128) % 3
     with pytest.raises(SpecError, match="others in its batch"):
-        PackedModel(crowded(size, width)).settle(x, y)
-    PackedModel(crowded(200, width)).settle(x, y)
+        PackedModel(crowded(size, width)).choose_way(x, y)
+    PackedModel(crowded(200, width)).choose_way(x, y)
 
 
 def test_where_rows_count_no_more_go_together_than_were_tried():
@@ -188,7 +188,7 @@ def test_where_rows_count_no_more_go_together_than_were_tried():
     module = CASES["expert-full-with-many-models"].make().double()
     x, y = torch.randn(30, 8, dtype=torch.float64), torch.arange(30) % 3
     model = PackedModel(module)
-    model.settle(x[:12], y[:12])
+    model.choose_way(x[:12], y[:12])
     theta = model.initial + 0.1 * torch.randn(4, model.size).double()
     weights = torch.rand(4, 30, dtype=torch.float64)
     each = [

@@ -166,8 +166,8 @@ def test_convolutions_go_in_groups_on_a_cpu_as_far_as_memory_is_fast(monkeypatch
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     module, _, x, y = case("conv")
     model = PackedModel(module)
-    model.settle(x, y)
-    assert model._copy(None, loops=False, mapped=False).together(x, y) == 16
+    model.choose_way(x, y)
+    assert model._copy(None, loops=False, mapped=False).models_together(x, y) == 16
     assert Groups.for_cpu(module, in_loops=0).that_fit(1 << 25) == Groups(4, 4)
 
 
@@ -235,7 +235,7 @@ def test_outputs_run_out_of_memory_in_halves_too(message, monkeypatch):
     module, theta, x, y = case("conv")
     expected = PackedModel(module).outputs(theta, x)
     model = PackedModel(module, Groups(4, 4))
-    model.settle(x, y)
+    model.choose_way(x, y)
     sizes = tight(monkeypatch, model, "outputs", 2, RuntimeError(message))
     torch.testing.assert_close(model.outputs(theta, x), expected, rtol=1e-12, atol=1e-12)
     assert sizes == [4, 2, 2, 1]
@@ -244,7 +244,7 @@ def test_outputs_run_out_of_memory_in_halves_too(message, monkeypatch):
 def test_one_model_that_does_not_fit_is_told(monkeypatch):
     module, theta, x, y = case("conv")
     model = PackedModel(module)
-    model.settle(x, y)
+    model.choose_way(x, y)
     tight(monkeypatch, model, "bytes_of_one", 0, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(MemoryError, match="batch_size"):
         model.clipped_sums(theta, x, y, 1.0)

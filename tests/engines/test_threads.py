@@ -20,18 +20,18 @@ def seen(models: int) -> list[int]:
 
 def test_torch_rests_while_models_have_its_threads():
     with threads.torch_on_one_thread():
-        assert (torch.get_num_threads(), threads.count()) == (1, 2)
+        assert (torch.get_num_threads(), threads.thread_count()) == (1, 2)
         assert seen(8) == [1, 1]
         with threads.torch_on_one_thread():
-            assert threads.count() == 2
-        assert (torch.get_num_threads(), threads.count()) == (1, 2)
-    assert (torch.get_num_threads(), threads.count()) == (2, 2)
+            assert threads.thread_count() == 2
+        assert (torch.get_num_threads(), threads.thread_count()) == (1, 2)
+    assert (torch.get_num_threads(), threads.thread_count()) == (2, 2)
 
 
 def test_one_model_and_what_is_not_spread_have_torchs():
     with threads.torch_on_one_thread():
         assert seen(1) == [2]
-        with threads.torch_threads():
+        with threads.torch_on_all_threads():
             assert torch.get_num_threads() == 2
         assert torch.get_num_threads() == 1
 
@@ -39,7 +39,7 @@ def test_one_model_and_what_is_not_spread_have_torchs():
 def test_they_come_back_after_an_error():
     with pytest.raises(ValueError, match="no"), threads.torch_on_one_thread():
         raise ValueError("no")
-    assert (torch.get_num_threads(), threads.count()) == (2, 2)
+    assert (torch.get_num_threads(), threads.thread_count()) == (2, 2)
 
 
 def test_noise_is_drawn_beside_what_is_spread():

@@ -68,7 +68,7 @@ from dpaudit_ray.engines import gpu_settings
 from jobs.gpu import checks
 from tests.engines.standin import GPU, standing_in
 gpu_settings.device = lambda gpu: GPU if gpu else torch.device("cpu")
-gpu_settings.settle_in = lambda tf32: None
+gpu_settings.fix_numerics = lambda tf32: None
 torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
 checks._TIMED, checks._GROUPS, checks._PACKS, checks._LAYERS = 1 << 10, (4, 8), (1, 4), {}
 with standing_in():
@@ -136,5 +136,5 @@ def test_a_sum_that_is_wrong_is_found(monkeypatch):
     monkeypatch.setattr(
         checks.PackedModel, "clipped_sums", lambda *given: right(*given) * (1 + 1e-2)
     )
-    monkeypatch.setattr(checks.PackedModel, "settle", lambda *_: None)
+    monkeypatch.setattr(checks.PackedModel, "choose_way", lambda *_: None)
     assert not any(row.good for row in checks.exact("fcnn", gpu=False))

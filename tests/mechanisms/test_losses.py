@@ -8,7 +8,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
 from dpaudit_ray.engines.packing.samplewise import Samplewise
-from dpaudit_ray.engines.rules.losses import losses, output_gradients, squared_errors
+from dpaudit_ray.engines.rules.losses import (
+    classification_losses,
+    output_gradients,
+    squared_errors,
+)
 from dpaudit_ray.errors import SpecError
 from tests.trainings import cell, opened, path
 
@@ -108,12 +112,13 @@ def test_both_engines_take_the_same_steps(way, loss, regression, tiny):
 
 
 @pytest.mark.parametrize(
-    ("loss", "outputs"), [(squared_errors, 1), (huber, 1), (losses, 1), (losses, 4)]
+    ("loss", "outputs"),
+    [(squared_errors, 1), (huber, 1), (classification_losses, 1), (classification_losses, 4)],
 )
 def test_gradients_by_outputs_are_those_of_autograd(loss, outputs):
     """Of three models with so many outputs, on eight examples."""
     given = torch.randn(3, outputs, 8, dtype=torch.float64)
-    y = torch.randint(max(outputs, 2), (8,)) if loss is losses else given[0, 0].sin()
+    y = torch.randint(max(outputs, 2), (8,)) if loss is classification_losses else given[0, 0].sin()
     expected = torch.func.grad(lambda o: sum(loss(row.t(), y).sum() for row in o))(given)
     torch.testing.assert_close(output_gradients(given, y, loss), expected, rtol=1e-12, atol=1e-12)
 

@@ -177,13 +177,13 @@ class Played:
 def test_labels_are_rotated_with_their_records():
     followed = Played(lambda x, _: by_constants(x)).follow()
     assert followed is not None
-    assert (followed.line, followed.changed, followed.rows) == ("a.py:0", 0, 35)
+    assert (followed.line, followed.records_changed, followed.rows) == ("a.py:0", 0, 35)
 
 
 def test_public_data_of_the_same_length_may_scale_the_records():
     followed = Played(lambda x, public: x / public.std(0)).follow()
     assert followed is not None
-    assert followed.changed == 0
+    assert followed.records_changed == 0
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_public_data_of_the_same_length_may_scale_the_records():
 def test_records_that_scale_each_other_are_told(prepare):
     followed = Played(prepare).follow()
     assert followed is not None
-    assert followed.changed > 300
+    assert followed.records_changed > 300
 
 
 @pytest.mark.parametrize("answer", ["none", "no rows", "fewer records"])

@@ -28,7 +28,7 @@ from . import vector_code
 from .vector_code import Static, static_sizes
 
 SPARE_REGISTERS = 2  # for the factors of a product; the sums stay in the others
-_BEHIND = 16  # numbers of the longest vector: 64 bytes of float32
+_SPARE_NUMBERS = 16  # behind the last: as many as the longest vector has, 64 bytes of float32
 _DTYPES = torch.float32, torch.float64
 _LARGEST_WINDOW = 3  # rows or columns: every entry of a window costs a pass
 
@@ -52,8 +52,13 @@ class PatchCut:
     """The division of a layer's patches into vectors, for the backward pass in one dtype."""
 
     lanes: int  # numbers of a vector
-    parts: int  # vectors of a row of a patch
+    vectors_per_row: int  # of a patch; the last one may reach beyond the row
     rows: int  # of a patch, computed together: a divisor of its height
+
+    @property
+    def padded_length(self) -> int:
+        """Numbers in a row of a patch that is filled up to whole vectors."""
+        return self.vectors_per_row * self.lanes
 
     @classmethod
     def from_weight(
@@ -63,13 +68,13 @@ class PatchCut:
     ) -> "PatchCut | None":
         """Returns None if a row of a patch does not fit into the registers."""
         _, channels, height, width = shape
-        row = width * channels
-        lanes = vector_code.lanes(dtype.itemsize, row)
-        parts = math.ceil(row / lanes)
-        most_rows = (vector_code.REGISTERS - SPARE_REGISTERS) // parts
+        row_length = width * channels
+        lanes = vector_code.lanes(dtype.itemsize, row_length)
+        vectors_per_row = math.ceil(row_length / lanes)
+        most_rows = (vector_code.REGISTERS - SPARE_REGISTERS) // vectors_per_row
         for rows in range(min(height, most_rows), 0, -1):
             if height % rows == 0:
-                return cls(lanes, parts, rows)
+                return cls(lanes, vectors_per_row, rows)
         return None
 
 
@@ -134,11 +139,11 @@ class ConvPoolRule(Rule):
         self.weight = convolution.weight
         self.bias = convolution.bias
         _, channels, _, width = self.weight.shape
-        self.row = width * channels  # numbers in a row of a patch
+        self.row_length = width * channels  # numbers in a row of a patch
         down, across = convolution.stride
         self.steps = loops.Steps(down, across * channels, *self.stride, *self.size)
-        cuts = {dtype: PatchCut.from_weight(self.weight.shape, dtype) for dtype in _DTYPES}
-        self.cuts = {dtype: cut for dtype, cut in cuts.items() if cut is not None}
+        patch_cuts = {dtype: PatchCut.from_weight(self.weight.shape, dtype) for dtype in _DTYPES}
+        self.patch_cuts = {dtype: cut for dtype, cut in patch_cuts.items() if cut is not None}
 
     def takes(
         self,
@@ -154,7 +159,7 @@ class ConvPoolRule(Rule):
             batch: number of samples of a model whose gradients are kept at once.
         """
         windows = math.prod(self.windows(size))
-        if dtype not in self.cuts or windows == 0:
+        if dtype not in self.patch_cuts or windows == 0:
             return False
         outputs, *patch = self.weight.shape
         return should_form_gradients(batch, windows, math.prod(patch), outputs)
@@ -198,7 +203,7 @@ class ConvPoolRule(Rule):
         if any(pad):
             x = F.pad(x, pad)
         images = x.permute(0, 2, 3, 1)  # [inputs * B, H, W, c]
-        end = images.storage_offset() + images.numel() + _BEHIND
+        end = images.storage_offset() + images.numel() + _SPARE_NUMBERS
         has_spare_numbers = end * images.itemsize <= images.untyped_storage().nbytes()
         if not images.is_contiguous() or not has_spare_numbers:
             images = _with_spare_numbers(images.shape, x).copy_(images)
@@ -317,8 +322,8 @@ class ConvPoolRule(Rule):
         like = parts[0]
         n, batch = saved.marks.shape[:2]
         outputs, _, height, _ = self.weight.shape
-        cut = self.cuts[like.dtype]
-        formed = like.new_empty(n, batch, outputs, height, cut.parts * cut.lanes)
+        cut = self.patch_cuts[like.dtype]
+        formed = like.new_empty(n, batch, outputs, height, cut.padded_length)
         biases = like.new_empty(n, batch, 0 if self.bias is None else outputs)
         squares = like.new_empty(n, batch)
         images = saved.images.numpy()
@@ -330,7 +335,9 @@ class ConvPoolRule(Rule):
             winners = _for_loops(g, saved.marks[models])
             out = (formed[models].numpy(), biases[models].numpy(), squares[models].numpy())
             buffers = loops.scratch(images, winners[1], images.dtype, self.steps)
-            loops.sample_gradients(images, winners, out, self.row, buffers, self.steps, static)
+            loops.sample_gradients(
+                images, winners, out, self.row_length, buffers, self.steps, static
+            )
         return _Samples(self, formed, biases, squares)
 
     def static(self, dtype: torch.dtype) -> tuple[Static, Static]:
@@ -339,15 +346,15 @@ class ConvPoolRule(Rule):
         Args:
             dtype: of the parameters; a vector has more lanes of a smaller one.
         """
-        cut = self.cuts[dtype]
+        cut = self.patch_cuts[dtype]
         lanes = vector_code.lanes(dtype.itemsize, self.weight.shape[0])
-        patch_sizes = static_sizes(cut.lanes, cut.rows, cut.parts)
+        patch_sizes = static_sizes(cut.lanes, cut.rows, cut.vectors_per_row)
         return patch_sizes, static_sizes(lanes, *self.size)
 
     def padded_rows(self, theta: Tensor) -> Tensor:
-        """Returns weights [n, o, height, padded row]: zeros fill a row up to whole vectors."""
-        cut = self.cuts[theta.dtype]
-        zeros = cut.parts * cut.lanes - self.row
+        """Returns weights [n, o, height, padded row]: zeros fill each row up to whole vectors."""
+        cut = self.patch_cuts[theta.dtype]
+        zeros = cut.padded_length - self.row_length
         return F.pad(self._rows(theta), (0, zeros))
 
     def write(self, out: Tensor, sums: Tensor, biases: Tensor) -> None:
@@ -359,7 +366,7 @@ class ConvPoolRule(Rule):
             biases: [n, o], or [n, 0] if the layer has none.
         """
         weight = self.weight.of(out).permute(0, 1, 3, 4, 2)
-        without_zeros = sums[..., : self.row]
+        without_zeros = sums[..., : self.row_length]
         weight.copy_(without_zeros.reshape(weight.shape))
         if self.bias is not None:
             self.bias.of(out).copy_(biases)
@@ -418,21 +425,21 @@ class ConvPool(nn.Module):
     def __init__(
         self,
         rule: ConvPoolRule,
-        behind: Sequence[nn.Module],
+        layers_behind: Sequence[nn.Module],
         passes: Passes,
     ) -> None:
         """Makes the layer, and layers in its place if the loops do not fit.
 
         Args:
             rule: computes convolution, pooling and ReLU by loops.
-            behind: the pooling, and the ReLU if there is one.
-            passes: what the layer is applied in.
+            layers_behind: the pooling, and the ReLU if there is one.
+            passes: the passes in which the layer is applied.
         """
         super().__init__()
         self.rule = rule
         self._passes = passes
         self._by_loops = Layer(rule, passes)
-        self._by_layers = nn.Sequential(Layer(rule.convolution, passes), *behind)
+        self._by_layers = nn.Sequential(Layer(rule.convolution, passes), *layers_behind)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the pooled output of images [N, c, h, w]."""
@@ -469,11 +476,11 @@ def merge_pooling(
         rule = layer.rule if isinstance(layer, Layer) else None
         window = window_of(queue[0] if queue else None)
         if isinstance(rule, Conv2dRule) and rule.is_loopable and window is not None:
-            behind = [queue.pop(0)]
+            layers_behind = [queue.pop(0)]
             rectified = bool(queue) and is_plain(queue[0], nn.ReLU)
             if rectified:
-                behind.append(queue.pop(0))
-            layer = ConvPool(ConvPoolRule(rule, window, rectified), behind, passes)
+                layers_behind.append(queue.pop(0))
+            layer = ConvPool(ConvPoolRule(rule, window, rectified), layers_behind, passes)
         merged.append(layer)
     return merged
 
@@ -601,7 +608,7 @@ class ConvChain:
                 weight,
                 biases=0 if rule.bias is None else outputs,
                 steps=rule.steps,
-                width=rule.row,
+                width=rule.row_length,
                 edge=(zero_rows, zero_columns * channels),
                 below=below,
                 static=rule.static(theta.dtype),
@@ -687,7 +694,7 @@ def _with_spare_numbers(shape: Sequence[int], like: Tensor) -> Tensor:
     The loops read and write whole vectors: the last one may reach beyond the last row.
     """
     size = math.prod(shape)
-    return like.new_empty(size + _BEHIND)[:size].view(*shape)
+    return like.new_empty(size + _SPARE_NUMBERS)[:size].view(*shape)
 
 
 def _for_loops(pooled_gradient: Tensor, marks: Tensor) -> loops.Winners:

@@ -26,8 +26,8 @@ Winners = tuple[Floats, Bytes]  # of windows [n, B, h, w, o]: values or gradient
 Listed = tuple[Integers, Floats, Integers]  # by output: starts in an image, gradients, their number
 
 _LINE = 64  # bytes of a cache line
-_ROOM = 16  # numbers: a vector may be read and written behind the last
-_FIRST = np.uint32(0)  # unsigned: numba checks the sign of a signed index
+_SPARE_NUMBERS = 16  # a vector may be read and written behind the last number
+_FIRST = np.uint32(0)  # an unsigned index: numba would check the sign of a signed one
 
 
 class Steps(NamedTuple):
@@ -218,7 +218,7 @@ class Scratch(NamedTuple):
     grid: Floats  # gradients by position [rows, columns, o]
     marks: Bytes  # by window
     listed: Listed
-    # Where they start in an image: positions, windows, and the entries of a window.
+    # Where in an image the positions, the windows, and the entries of a window start.
     starts: tuple[Integers, Integers, Integers]
     squares: Floats  # a vector
     bits: Integers  # the grid as integers, which are compared faster
@@ -246,7 +246,7 @@ def scratch(
 
     # The grid begins a cache line: only then is what a vector has just written read back at once.
     grid_size = rows * columns * outputs
-    buffer = np.empty(grid_size + 2 * _ROOM, dtype)
+    buffer = np.empty(grid_size + 2 * _SPARE_NUMBERS, dtype)
     first = -buffer.ctypes.data % _LINE // buffer.itemsize
     grid = buffer[first : first + grid_size].reshape(rows, columns, outputs)
 
@@ -261,12 +261,12 @@ def scratch(
     listed_counts = np.empty(outputs, np.int64)
     integer = f"i{buffer.itemsize}"
     return Scratch(
-        g=np.empty(windows + _ROOM, dtype),
+        g=np.empty(windows + _SPARE_NUMBERS, dtype),
         grid=grid,
-        marks=np.empty(windows + _ROOM, np.uint8),
+        marks=np.empty(windows + _SPARE_NUMBERS, np.uint8),
         listed=(listed_starts, listed_values, listed_counts),
         starts=(position_starts, window_starts, entry_starts),
-        squares=np.empty(_ROOM, dtype),
+        squares=np.empty(_SPARE_NUMBERS, dtype),
         bits=grid.view(integer),
         values=listed_values.view(integer),
     )

@@ -1,4 +1,4 @@
-"""Small ReLU networks on vectors, in compiled loops on a CPU, by the formulas of `linear`.
+"""Small ReLU networks on vectors, in compiled loops on a CPU, by the formulas of `rules/linear`.
 
 Torch makes some thirty passes over activations of a few kilobytes. Here each model's activations
 stay in cache from the first layer to the clipped sum.
@@ -17,7 +17,7 @@ from ..rules.base import Slot, is_flatten, is_plain
 from ..rules.losses import output_gradients
 from .vector_code import compiled
 
-WIDEST = 64  # beyond, a matrix product beats these loops
+WIDEST = 64  # features; a matrix product computes wider layers faster than these loops
 
 Floats = NDArray[np.floating]
 Integers = NDArray[np.int64]
@@ -63,8 +63,8 @@ class MlpLoops:
     def fits(self, theta: Tensor, x: Tensor) -> bool:
         """Returns whether the first layer takes these examples; else the rules compute them."""
         features = x[0].numel() if len(x) else 0
-        vectors = x.dim() == 2 or (self.flattens and x.dim() > 2)
-        return vectors and features == int(self.widths[0]) and x.dtype == theta.dtype
+        has_vectors = x.dim() == 2 or (self.flattens and x.dim() > 2)
+        return has_vectors and features == int(self.widths[0]) and x.dtype == theta.dtype
 
     def bytes_of_one(self, x: Tensor) -> int:
         """Returns the bytes of one model's activations."""
@@ -81,7 +81,7 @@ class MlpLoops:
         """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         columns = np.ascontiguousarray(step.x.flatten(1).numpy().T)
         layers = (self.widths, self.starts)
-        units = int(self.widths[1:].sum())  # outputs of all layers, one behind another
+        units = int(self.widths[1:].sum())  # the number of outputs of all layers
         classes = int(self.widths[-1])
         for models in slices(len(theta), at_once):
             group = theta[models].contiguous().numpy()
@@ -89,9 +89,9 @@ class MlpLoops:
             acts = activations.numpy()
             _forward(group, columns, *layers, acts)
             outputs = activations[:, -classes:]
-            top = output_gradients(outputs, step.y, step.loss).numpy()
+            gradients = output_gradients(outputs, step.y, step.loss).numpy()
             group_weights = weights[models].contiguous().numpy()
-            batch = (columns, top, group_weights)
+            batch = (columns, gradients, group_weights)
             _backward(group, acts, layers, batch, step.clip_norm, out[models].numpy())
 
 
@@ -157,14 +157,15 @@ def _backward(
         out: [n, p], to be written.
     """
     widths, starts = layers
-    x, top, weights = batch
-    total, last = acts.shape[1], len(widths) - 2
+    x, gradients, weights = batch
+    units = acts.shape[1]
+    last = len(widths) - 2  # number of the last layer
     grads = np.empty(acts.shape[1:], dtype=theta.dtype)
     squares = np.empty(x.shape[1], dtype=theta.dtype)
     for m in range(len(theta)):
         squares[:] = 0
-        first = total - widths[-1]
-        grads[first:] = top[m]
+        first = units - widths[-1]  # row where the outputs of a layer begin
+        grads[first:] = gradients[m]
         for layer in range(last, -1, -1):
             inputs = widths[layer]
             weight_start, bias_start = starts[layer]

@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -14,7 +14,7 @@ from ..packing.memory import slices
 _lent = threading.local()  # `count`: what torch had before `torch_on_one_thread`
 
 
-def count() -> int:
+def thread_count() -> int:
     """Returns the number of threads for models: torch's, before it was limited to one."""
     threads: int = getattr(_lent, "count", 0) or torch.get_num_threads()
     return threads
@@ -24,19 +24,24 @@ def count() -> int:
 def torch_on_one_thread() -> Iterator[None]:
     """Limits torch to one thread: others would spin while models wait for cores."""
     before = getattr(_lent, "count", 0)
-    _lent.count = count()
+    _lent.count = thread_count()
     try:
-        with torch_threads(1):
+        with _torch_threads(1):
             yield
     finally:
         _lent.count = before
 
 
+def torch_on_all_threads() -> AbstractContextManager[None]:
+    """Lets torch use all threads for models, for work that is not spread over threads here."""
+    return _torch_threads(thread_count())
+
+
 @contextmanager
-def torch_threads(threads: int = 0) -> Iterator[None]:
-    """Sets the number of torch's threads; by default to all, for work that is not spread."""
+def _torch_threads(threads: int) -> Iterator[None]:
+    """Sets the number of torch's threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or count())
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
@@ -49,11 +54,11 @@ def run_on_threads(
 ) -> None:
     """Calls `task` on several threads, each with its number and its part of range(models).
 
-    If there are several, torch has one thread inside each of them.
+    Inside each of several threads, torch computes on one. A single task has all of torch's threads.
     """
-    threads = min(count(), models)
+    threads = min(thread_count(), models)
     if threads < 2:
-        with torch_threads():
+        with torch_on_all_threads():
             task(0, slice(0, models))
         return
     parts = slices(models, math.ceil(models / threads))
@@ -71,7 +76,7 @@ def start_in_background(
     Returns:
         A function that waits until the task has finished.
     """
-    if not worthwhile or count() < 2:
+    if not worthwhile or thread_count() < 2:
         task()
         return lambda: None
     return _pool(1).submit(task).result

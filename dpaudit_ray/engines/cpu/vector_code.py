@@ -54,13 +54,13 @@ else:
     REGISTER_BYTES, REGISTERS = 16, 32
 
 
-def lanes(itemsize: int, row: int) -> int:
-    """Returns the length of vectors for rows of `row` numbers of `itemsize` bytes.
+def lanes(itemsize: int, row_length: int) -> int:
+    """Returns the length of vectors for rows of `row_length` numbers of `itemsize` bytes.
 
-    It is half a register if fewer lanes stay empty then.
+    Vectors fill a register, or half of one if that leaves fewer lanes of a row's last vector empty.
     """
     register = REGISTER_BYTES // itemsize
-    return min((register, register // 2), key=lambda size: -row % size)
+    return min((register, register // 2), key=lambda size: -row_length % size)
 
 
 _I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
@@ -275,8 +275,8 @@ def unpool(emit: _Emitter) -> None:
     """Adds the gradients of one window, a vector of channels, to those of the positions that won.
 
     `arrays`: g, marks, and gradients by position; `numbers`: the start in g and marks, that of the
-    window, the distances of two positions' rows and columns, and the number of channels that are
-    left: further lanes add 0. `static` is that of `pool`.
+    window, the distances of two positions' rows and columns, and the number of channels from there
+    on: lanes beyond these add 0. `static` is that of `pool`.
     """
     builder = emit.builder
     g_at, grid_at, down, across, channels = emit.numbers
@@ -334,8 +334,8 @@ def scatter(emit: _Emitter) -> None:
     """
     builder = emit.builder
     image_at, g_at, w_at, count, row_length, weights_length = emit.numbers
-    rows, parts = emit.sizes
-    sums = emit.sums(rows, parts)
+    rows, vectors = emit.sizes
+    sums = emit.sums(rows, vectors)
     with cgutils.for_range(builder, count) as e:
         output = builder.load(emit.at(3, e.index))
         g = emit.splat(builder.load(emit.at(1, g_at, output)))

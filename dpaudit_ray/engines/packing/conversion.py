@@ -97,10 +97,11 @@ def find_obstacle(module: nn.Module) -> str | None:
 def converted(
     module: nn.Module, slots: dict[str, Slot], passes: Passes, path: str = "",
 ) -> nn.Module:  # fmt: skip
-    """Returns `module`, changed in place, with a `Layer` of the `passes` where parameters are.
+    """Returns `module`, changed in place, with a `Layer` in place of each layer that has a rule.
 
-    Operations that need no parameters remain torch's, and come before the rule: padding that a
-    convolution's rule does not support, and a normalization's division.
+    A `Layer` applies the rule to the parameters of all models. What a rule does not compute stays a
+    module of torch, as a step before the `Layer`: padding that a convolution's rule does not
+    support, and a normalization's division. Layers without parameters stay as they are.
 
     Args:
         module: a copy of the user's module, or a layer of that copy, without obstacles.
@@ -113,23 +114,18 @@ def converted(
         inner = {name.removeprefix(path): s for name, s in slots.items() if name.startswith(path)}
         return Attention(module, inner, passes)
     if isinstance(module, nn.TransformerEncoderLayer):
-        module.training = True  # in `eval()`, torch takes a fused way past its layers
+        module.training = True  # in `eval()`, torch would compute it whole, without its layers
     parameters = module.named_parameters(recurse=False)
     layer_slots = {name: slots[f"{path}{name}"] for name, p in parameters if p.requires_grad}
-    if layer_slots and _rule_of(module) is None:  # `vmap` sets these for each example
-        for name, slot in layer_slots.items():
-            delattr(module, name)
-            passes.bare.append(Bare(module, name, slot))
-        layer_slots = {}
-    if layer_slots and isinstance(module, nn.Conv1d):  # computed on images of height 1
-        flat, layer_slots = convolution.as_2d(module, layer_slots)
-        layer = _with_rule(flat, layer_slots, passes)
-        return nn.Sequential(nn.Unflatten(1, (-1, 1)), layer, nn.Flatten(1, 2))
-    if layer_slots:
+    if layer_slots and _rule_of(module) is not None:
         return _with_rule(module, layer_slots, passes)
+    for name, slot in layer_slots.items():  # without a rule: `vmap` sets them for each example
+        delattr(module, name)
+        passes.bare.append(Bare(module, name, slot))
     for name, child in module.named_children():
         setattr(module, name, converted(child, slots, passes, f"{path}{name}."))
-    if type(module).__module__ == nn.ReLU.__module__ and getattr(module, "inplace", False):
+    is_torch_activation = type(module).__module__ == nn.ReLU.__module__
+    if is_torch_activation and getattr(module, "inplace", False):
         vars(module)["inplace"] = False  # a rule's output may be a view of all models' outputs
     if is_plain(module, nn.Sequential) and passes.by_loops:
         from ..cpu import conv_pool  # numba takes half a second to import
@@ -154,13 +150,17 @@ def _with_rule(
     slots: dict[str, Slot],
     passes: Passes,
 ) -> nn.Module:
-    """Returns a layer that applies the rule of a module's class, after what torch computes first.
+    """Returns a layer that applies the rule of a module's class, after the steps that stay torch's.
 
     Args:
         module: the user's layer, which has a rule.
         slots: where its parameters lie in a model's flat parameters, by their names in the layer.
         passes: the passes in which the layer is applied.
     """
+    if isinstance(module, nn.Conv1d):  # computed on images of height 1
+        image_layer, image_slots = convolution.as_2d(module, slots)
+        layer_on_images = _with_rule(image_layer, image_slots, passes)
+        return nn.Sequential(nn.Unflatten(1, (-1, 1)), layer_on_images, nn.Flatten(1, 2))
     rule = _rule_of(module)
     assert rule is not None
     layer = Layer(rule(module, slots), passes)

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import first_line, out_of_memory
-from ..cpu.threads import count, run_on_threads, torch_threads
+from ..cpu.threads import run_on_threads, thread_count, torch_on_all_threads
 from ..rules.base import flat_parameters, slots_of
-from ..rules.losses import Loss
-from ..rules.losses import losses as losses_of_classes
+from ..rules.losses import Loss, classification_losses
 from .conversion import (
     converted,
     find_loops,
@@ -34,7 +33,8 @@ from .selfcheck import Candidate, Way, fastest_right_way
 if TYPE_CHECKING:
     from .conversion import Loops
 
-_WAYS: dict[Hashable, Way] = {}  # a sweep's packs share few, and to find each takes up to seconds
+# Ways that were found, by `_key`: a search takes up to seconds, and the packs of a sweep share few.
+_WAYS: dict[Hashable, Way] = {}
 
 
 class PackedModel:
@@ -53,7 +53,7 @@ class PackedModel:
         self,
         module: nn.Module,
         groups: Groups | None = None,
-        loss: Loss = losses_of_classes,
+        loss: Loss = classification_losses,
     ) -> None:
         """Converts a copy of the module, if no layer keeps it from being packed."""
         self._source = module
@@ -69,7 +69,7 @@ class PackedModel:
         # Computes every example alone, by the user's module; None if the module is packed.
         self._alone: Samplewise | None = None
         self._viewed: Samplewise | None = None  # computes examples with several views
-        self._settled = False  # whether the way of packing is chosen
+        self._way_chosen = False
         self._threaded = True  # whether models are divided among threads
         self._passes = Passes()
         self._passes.by_loops = self.initial.device.type == "cpu"  # they need numba, a GPU does not
@@ -88,7 +88,7 @@ class PackedModel:
         if self._passes.by_loops:
             self._loops, self._convolutions_in_loops = find_loops(module, packed, slots)
 
-    def settle(
+    def choose_way(
         self,
         x: Tensor,
         y: Tensor,
@@ -104,7 +104,7 @@ class PackedModel:
         Raises:
             SpecError: The module mixes examples, draws random numbers or keeps state.
         """
-        if self._settled:
+        if self._way_chosen:
             return
         on_cpu = x.device.type == "cpu"
         has_loops = on_cpu and bool(self._loops or self._convolutions_in_loops)
@@ -116,7 +116,7 @@ class PackedModel:
             way = fastest_right_way(candidate, has_loops)
             if key is not None:
                 _WAYS[key] = way
-        self._settled = True
+        self._way_chosen = True
         self.single = way.single
         if way.alone is not None:
             self._alone = Samplewise(self._source, self.loss, way.alone, way.single)
@@ -127,7 +127,7 @@ class PackedModel:
         if way.obstacle is not None:
             warn_of_slow_way(way.obstacle)
         if self._alone is None and not on_cpu:
-            self.together(x, y)  # sizes groups by a batch that is the same in every attempt
+            self.models_together(x, y)  # sizes groups by a batch that is the same in every attempt
 
     def _copy(self, groups: Groups | None, loops: bool, mapped: bool) -> "PackedModel":
         """Packs the module once more, unchecked.
@@ -138,7 +138,7 @@ class PackedModel:
             mapped: whether `vmap` gives the module one example at a time.
         """
         packed = PackedModel(self._source, groups or self._groups, self.loss)
-        packed._settled = True
+        packed._way_chosen = True
         packed._passes.by_loops = loops
         packed._passes.mapped = mapped
         packed._loops = self._loops if loops else None
@@ -161,7 +161,7 @@ class PackedModel:
     def outputs(self, theta: Tensor, x: Tensor) -> Tensor:
         """Returns the output of models theta [n, p] on examples x [m, ...]: float [n, m, c]."""
         # Without labels, any class serves to choose a way of packing.
-        self.settle(x, x.new_zeros(len(x), dtype=torch.long))
+        self.choose_way(x, x.new_zeros(len(x), dtype=torch.long))
         if self._alone is not None:  # it has an obstacle, or fails its self-check
             return self._alone.outputs(theta, x)
         outputs: list[Tensor] = []
@@ -193,9 +193,9 @@ class PackedModel:
         Raises:
             MemoryError: The batch does not fit for one model alone.
         """
-        self.settle(x, y)
+        self.choose_way(x, y)
         if self._alone is not None:
-            with torch_threads():
+            with torch_on_all_threads():
                 return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
         n, batch = len(theta), len(y)
@@ -209,11 +209,11 @@ class PackedModel:
             worker._write_sums(out[models], theta[models], step, weights[models])
 
         if theta.device.type == "cpu" and self._threaded:
-            while len(self._workers) < count():  # every thread has passes of its own
+            while len(self._workers) < thread_count():  # every thread has passes of its own
                 passes = self._passes
                 self._workers.append(self._copy(None, passes.by_loops, passes.mapped))
             for worker in self._workers:
-                worker._threads = count()
+                worker._threads = thread_count()
             run_on_threads(sums, n)
         else:
             sums(0, slice(0, n))
@@ -234,12 +234,12 @@ class PackedModel:
             y: classes, or numbers, [B].
             clip_norm: C; infinity for no clipping.
         """
-        self.settle(x[:, 0], y)
+        self.choose_way(x[:, 0], y)
         if self._viewed is None:  # the first batch with views
             self._viewed = Samplewise(self._source, self.loss, views=True)
             if self._alone is None or self._alone.mapped > 0:
                 self._viewed = self._viewed.mapped_if_right(theta[0], x[:2], y[:2])
-        with torch_threads():
+        with torch_on_all_threads():
             return self._viewed.clipped_sums(theta, x, y, clip_norm, None)
 
     def _write_sums(
@@ -297,8 +297,8 @@ class PackedModel:
                 continue
             start = models.stop
 
-    def together(self, x: Tensor, y: Tensor) -> int:
-        """Returns the number of models that go through the module together on such a batch."""
+    def models_together(self, x: Tensor, y: Tensor) -> int:
+        """Returns the number of models that go through the module together on a batch like this."""
         if self._groups is None:
             step = Step(x, y, clip_norm=1.0, loss=self.loss)
             self._groups = self._fitting_groups(None, self.initial[None], step)

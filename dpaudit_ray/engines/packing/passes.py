@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from ..rules.base import Formed, Rule, SampleGradients, Slot, by_model, repeated
-from ..rules.losses import Loss, losses
+from ..rules.losses import Loss, classification_losses
 from .memory import slices
 
 
@@ -36,7 +36,7 @@ class Step:
     x: Tensor
     y: Tensor
     clip_norm: float
-    loss: Loss = losses
+    loss: Loss = classification_losses
     cache: dict[object, Tensor] = field(default_factory=dict)
 
 

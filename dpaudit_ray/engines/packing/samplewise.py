@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from ..rules.base import parameters_of, trained
-from ..rules.losses import Loss, losses
+from ..rules.losses import Loss, classification_losses
 from .memory import slices
 
-# Gradients that exist at once: 64 MiB of float32, or 2 GiB on a GPU.
-_NUMBERS, _ON_GPU = 1 << 24, 1 << 29
+# Numbers of the gradients that exist at once: 64 MiB of float32, or 2 GiB on a GPU.
+_MOST_NUMBERS = 1 << 24
+_MOST_ON_GPU = 1 << 29
 MODELS = 16  # models that go through `vmap` together
-# Squares that torch adds one by one on a CPU: 11 million in float32 are 4e-4 too short.
-_ADDED = 1 << 16
+# Torch adds squares one by one on a CPU: the norm of 11 million in float32 is 4e-4 too small.
+_SQUARES_IN_A_ROW = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Samplewise:
     """Clipped sums as `PackedModel` gives them, by one backward pass per model and example."""
 
     module: nn.Module
-    loss: Loss = losses
-    mapped: int = 0  # models that go through `vmap` together, with all examples; some allow none
+    loss: Loss = classification_losses
+    mapped: int = 0  # models that go through `vmap` together, with all examples; 0: no `vmap`
     single: bool = False  # examples go through the module alone for outputs, too
     views: bool = False  # an example is inputs [K, ...] of one class; its loss is their mean
 
@@ -42,7 +43,7 @@ class Samplewise:
         """
         outputs = []
         for row in theta:
-            with placed(self.module, row), torch.no_grad():
+            with with_parameters(self.module, row), torch.no_grad():
                 parts = torch.split(x, 1) if self.single else (x,)
                 of_parts = [self.module(part.clone()).flatten(1) for part in parts]
                 outputs.append(torch.cat(of_parts))
@@ -64,7 +65,7 @@ class Samplewise:
         n, size = theta.shape
         # How many gradients exist at once follows from sizes alone, not from free memory: so bits
         # are the same in every attempt at a pack.
-        numbers = _NUMBERS if theta.device.type == "cpu" else _ON_GPU
+        numbers = _MOST_NUMBERS if theta.device.type == "cpu" else _MOST_ON_GPU
         most_models = min(numbers // (size * max(1, len(y))), self.mapped)
         for models in slices(n, max(1, most_models)):
             for part in slices(len(y), max(1, numbers // size)):
@@ -102,7 +103,7 @@ class Samplewise:
             return mapped
         gradients = theta.new_empty(len(theta), len(y), theta.shape[1])
         for row, model_gradients in zip(theta, gradients, strict=True):
-            with placed(self.module, row) as parameters:
+            with with_parameters(self.module, row) as parameters:
                 for j, gradient in enumerate(model_gradients):
                     self._write_gradient(gradient, parameters, x[j : j + 1], y[j : j + 1])
         return gradients
@@ -184,7 +185,7 @@ def norms_of(gradients: Tensor) -> Tensor:
 
     If all squares were added in a row, their sum would lose digits.
     """
-    parts = torch.split(gradients, _ADDED, dim=-1)
+    parts = torch.split(gradients, _SQUARES_IN_A_ROW, dim=-1)
     norms = torch.stack([torch.linalg.vector_norm(part, dim=-1) for part in parts])
     total: Tensor = torch.linalg.vector_norm(norms, dim=0)
     return total
@@ -211,11 +212,11 @@ def _under_every_name(module: nn.Module, parameters: Mapping[str, Tensor]) -> di
 
 
 @contextmanager
-def placed(
+def with_parameters(
     module: nn.Module,
     row: Tensor,
 ) -> Iterator[list[nn.Parameter]]:
-    """Puts the flat parameters `row` [p] into the module; restores its own afterwards."""
+    """Puts the flat parameters `row` [p] into the module, and restores the module's own at exit."""
     parameters = list(trained(module).values())
     before = [(p.data, p.grad) for p in parameters]
     values = parameters_of(module, row.clone())

@@ -25,16 +25,16 @@ from .memory import GPU_MOST, ONE_BY_ONE, Groups
 from .samplewise import MODELS, Samplewise, cast, in_dtype
 from .vetting import halves, relative_error, vet
 
-# Makes a `PackedModel`, by groups, with loops or without, and whether `vmap` is around its rules.
+# Makes a `PackedModel`. Arguments: the groups, whether it has loops, whether `vmap` maps its rules.
 Make = Callable[[Groups | None, bool, bool], Any]
 
 _SPREAD = 0.05  # deviation of the models' parameters from the module's
-_LARGE = 1_000_000  # parameters from which on the least that shows a difference is computed
+_LARGE = 1_000_000  # parameters; larger modules are checked on as little as possible
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}  # errors relative to the largest entry
-_SURE = 1e-4  # float32 above this, but below its bound, has float64 decide where that is allowed
+_SURE = 1e-4  # an error in float32 above this has float64 decide, if the module allows it
 _SAMPLED = 1 << 22  # parameters of all models: to sample more would take as long as the check
 _MOST = 1 << 27  # numbers of a group's θ, as in a pack of `pack_size: auto`
-_CANCELLED = 1e-3  # times C: sums that cancel to less are rounding, and as good as none
+_CANCELLED = 1e-3  # times C: gradients whose sum is smaller cancel, and rounding is what remains
 _READS = "reads numbers from its batch (`if`, `.item()`), so every example goes through it alone"
 _OTHER_SUMS = "gives other sums or outputs when it is packed"
 
@@ -45,9 +45,9 @@ class Way:
 
     loops: bool = False  # whether compiled loops are right
     mapped: bool = False  # whether `vmap` gives the module one example at a time, around rules
-    alone: int | None = None  # None unless examples go alone; models that `vmap` takes together
-    single: bool = False  # whether they go alone even where no gradient is computed
-    obstacle: str | None = None  # why it is not faster
+    alone: int | None = None  # models that `vmap` takes together, if gradients are by example
+    single: bool = False  # whether examples go alone even where no gradient is computed
+    obstacle: str | None = None  # why no faster way is right
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Candidate:
         """Whether the module is so large that as little as possible is computed to check it."""
         return len(self.initial) > _LARGE
 
-    def few(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Returns the first 2 or 5 examples and labels, repeated if the batch is smaller."""
+    def first_examples(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns 2 examples and labels for a large module, else 5; a smaller batch is repeated."""
         count = 2 if self.large else 5
         rows = torch.arange(count, device=self.x.device) % max(1, len(self.x))
         return cast(self.x[rows], dtype), self.y[rows]
 
-    def models(self, count: int) -> Tensor:
+    def similar_models(self, count: int) -> Tensor:
         """Returns parameters close to the module's own, float [count, p].
 
         Random numbers for a large module would take longer to sample than the check itself. Its
@@ -106,7 +106,7 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
         with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
             try:
                 batch = cast(candidate.x, dtype)
-                few, _ = candidate.few(dtype)
+                few, _ = candidate.first_examples(dtype)
                 single = vet(candidate.module, few, batch, thorough=not candidate.large)
                 expected = _expected(candidate, dtype, single)
             except SpecError:
@@ -212,8 +212,8 @@ def _expected(
         dtype: dtype of the computation.
         single: whether every example goes through the module alone, for outputs too.
     """
-    x, y = candidate.few(dtype)
-    theta = candidate.models(2 if candidate.large else 3)
+    x, y = candidate.first_examples(dtype)
+    theta = candidate.similar_models(2 if candidate.large else 3)
     alone = Samplewise(candidate.module, candidate.loss, single=single)
     weights = theta.new_ones(len(theta), len(y))
     weights[0, -1] = 0  # one model leaves one example out, so that weights are checked too
@@ -294,7 +294,7 @@ def _difference_among_many(
         return packed(groups, False, mapped)
 
     try:
-        count = make(None).together(cast(candidate.x, dtype), candidate.y)
+        count = make(None).models_together(cast(candidate.x, dtype), candidate.y)
         error = _error_among_many(candidate, make, count, expected.clip_norm)
     except MemoryError:
         raise
@@ -302,7 +302,7 @@ def _difference_among_many(
         return f"cannot be packed ({first_line(failure):.80})"
     if dtype == torch.float32 and error > _SURE:
         with contextlib.suppress(Exception), in_dtype(candidate.module, torch.float64):
-            # A user's code may not know float64.
+            # The user's code may raise an error in float64: then the one in float32 counts.
             error = _error_among_many(candidate, make, count, expected.clip_norm)
             dtype = torch.float64
     if error <= _BOUNDS[dtype]:
@@ -329,7 +329,7 @@ def _error_among_many(
         clip_norm: C.
     """
     most = _MOST // len(candidate.initial)
-    theta = candidate.models(max(1, min(count, most)))
+    theta = candidate.similar_models(max(1, min(count, most)))
     x, y = cast(candidate.x, theta.dtype), candidate.y
     alone = make(ONE_BY_ONE)
     least = _CANCELLED * clip_norm
@@ -343,7 +343,7 @@ def _error_among_many(
     errors = [0.0]
     # The sum over a batch, or over what is left of it, must be that over its two parts.
     total = sums(rows)
-    few, _ = candidate.few(theta.dtype)
+    few, _ = candidate.first_examples(theta.dtype)
     for first, second in halves(y, len(few)):
         first_sum = sums(rows[first])
         second_sum = sums(rows[second])

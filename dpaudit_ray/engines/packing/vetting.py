@@ -27,8 +27,9 @@ from ...errors import SpecError
 _KNOWN_CODE = ("torch.nn.", f"{__name__.split('.')[0]}.")  # ends no process, whatever the values
 _PATIENCE = 60.0  # seconds that a child process may take for a few examples
 _FAR = 1e6  # an example so far from all others pulls any statistic of its batch
-# Batches of other sizes may be summed in another order; the second in float32, and of tokens.
-_IN_FLOAT64, _BOUND = 1e-9, 1e-4
+# Errors that count as rounding: batches of other sizes may be summed in another order.
+_BOUND_IN_FLOAT64 = 1e-9
+_BOUND = 1e-4  # in float32, and of tokens
 _MIXES = (
     "gives an example another output when others in its batch change: DP-SGD cannot bound what one "
     "example changes; treat every example alone, with GroupNorm in place of statistics of the "
@@ -44,7 +45,7 @@ _UNSTEADY = (
 def vet(
     module: nn.Module,
     x: Tensor,
-    many: Tensor,
+    training_batch: Tensor,
     thorough: bool,
 ) -> bool:
     """Calls the module on batches that differ in other examples, and compares its outputs.
@@ -58,7 +59,7 @@ def vet(
     Args:
         module: the user's module, in the dtype of `x`.
         x: a few examples [B, ...], two or more.
-        many: a batch of the training.
+        training_batch: a batch of the training.
         thorough: whether to try every replacement, and every example alone; else one of each.
 
     Returns:
@@ -67,17 +68,17 @@ def vet(
     Raises:
         SpecError: the module mixes examples, samples random numbers, or keeps state.
     """
-    bound = _IN_FLOAT64 if x.dtype == torch.float64 else _BOUND
+    bound = _BOUND_IN_FLOAT64 if x.dtype == torch.float64 else _BOUND
 
     def check(outputs: Tensor, expected: Tensor) -> None:
         """Compares outputs of the first examples with those that they have in another batch."""
         if relative_error(outputs[: len(expected)], expected) > bound:
             raise _refusal(_MIXES)
 
-    def part(rows: slice | Tensor, batch: Tensor, expected: Tensor) -> Tensor:
+    def check_part(rows: slice | Tensor, batch: Tensor, expected: Tensor) -> Tensor:
         """Calls the module on some rows of a batch alone; returns its outputs.
 
-        They are compared with `expected`, the outputs of the whole batch.
+        The outputs are compared with `expected`, those of the whole batch.
         """
         outputs = _outputs_of(module, batch[rows])
         check(outputs, expected[rows])
@@ -97,7 +98,7 @@ def vet(
     _check_state(module, state)
     if reads.has_read:
         return True
-    # Another last example: outputs of those before it stay.
+    # With another last example, the outputs of the examples before it stay.
     if x.device.type == "cpu":
         for example in _other_examples(x, thorough):
             changed = torch.cat([x[:-1], example])
@@ -106,15 +107,18 @@ def vet(
                 check(outputs, expected[:-1])
     # Each example alone, and parts of a batch of the training's size.
     for j in range(len(x) if thorough else 1):
-        part(slice(j, j + 1), x, expected)
-    if len(many) > len(x):
+        check_part(slice(j, j + 1), x, expected)
+    if len(training_batch) > len(x):
         # If a layer has capacity for some rows only, copies of one example exceed it.
-        copied = _outputs_of(module, many[:1].expand_as(many))
-        check(copied, _outputs_of(module, many[:1]).expand_as(copied))
-        expected = _outputs_of(module, many)
-        for first, second in halves(many, len(x)):
-            part(second, many, expected)
-            many, expected = many[first], part(first, many, expected)
+        example = training_batch[:1]
+        copied = _outputs_of(module, example.expand_as(training_batch))
+        check(copied, _outputs_of(module, example).expand_as(copied))
+        batch = training_batch
+        expected = _outputs_of(module, batch)
+        for first, second in halves(batch, len(x)):
+            check_part(second, batch, expected)
+            expected = check_part(first, batch, expected)
+            batch = batch[first]
     return False
 
 
@@ -156,7 +160,8 @@ def halves(
     Yields:
         Row numbers of the first and of the second part, in the batch or part that is cut.
     """
-    generator, examples = torch.Generator().manual_seed(1), len(batch)
+    generator = torch.Generator().manual_seed(1)
+    examples = len(batch)
     while examples > few:
         rows = torch.randperm(examples, generator=generator).to(batch.device)
         examples = (examples + 1) // 2
@@ -203,7 +208,7 @@ def _tried(module: nn.Module, x: Tensor) -> Tensor | None:
         if receiver.poll(_PATIENCE):
             return torch.from_numpy(receiver.recv())
         return None
-    except EOFError:  # it raised an exception, or a signal has ended it
+    except EOFError:  # the child raised an exception, or a signal has ended it
         return None
     finally:
         child.kill()
@@ -216,12 +221,12 @@ def _send_outputs(sender: Connection, module: nn.Module, x: Tensor) -> None:
 
     Args:
         sender: end of a pipe.
-        module: the user's.
+        module: the user's module.
         x: examples [B, ...].
     """
     torch.set_num_threads(1)  # threads are not forked
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    faulthandler.disable()  # nobody needs to read that it ends by a signal
+    faulthandler.disable()  # if a signal ends this process, no one needs to read of it
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)  # standard error
     with suppress(Exception):  # the other process understands that nothing was sent
@@ -254,7 +259,7 @@ _READING = {torch.equal, torch.allclose, torch.is_nonzero} | {
 class Reads(TorchFunctionMode):
     """Detects whether Python reads a number that depends on given tensors: `if`, `.item()`."""
 
-    has_read = False  # whether it does so far
+    has_read = False  # whether such a number was read so far
 
     def __init__(self, *tensors: Tensor) -> None:
         """Watches numbers that depend on these tensors, while the mode is on."""

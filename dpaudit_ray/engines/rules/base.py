@@ -2,8 +2,8 @@
 
 A rule has the forward pass of a layer, its backward pass, and its per-sample gradients in a compact
 form. Activations keep the shape that the user's module expects, [n*B, ...], model by model. The
-first layer sees the same batch for all models, so its rule gets that once, [B, ...]. To support
-another layer, subclass `Rule` and name the layer's class in `conversion.RULES`.
+first layer gets the same batch in all models, so its rule takes the batch once, [B, ...]. For
+another kind of layer, subclass `Rule` and name the layer's class in `conversion.RULES`.
 """
 
 from abc import ABC, abstractmethod
@@ -90,7 +90,7 @@ def is_plain(
 
 
 def is_flatten(layer: nn.Module) -> bool:
-    """Returns whether the layer makes vectors of examples of any shape."""
+    """Returns whether the layer only flattens examples of any shape to vectors."""
     dimensions = (getattr(layer, "start_dim", None), getattr(layer, "end_dim", None))
     return is_plain(layer, nn.Flatten) and dimensions == (1, -1)
 

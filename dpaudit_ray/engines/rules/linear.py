@@ -263,10 +263,10 @@ class AffineRule(Rule):
         return self._output(theta, x.unsqueeze(0)), x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        """Implements `Rule.input_gradient`, of the normalised input: w ⊙ g."""
+        """Implements `Rule.input_gradient`: w ⊙ g, where the input is already normalised."""
         g = by_model(g, len(theta))
-        gradient = self._broadcast(self.weight, theta, g.dim()) * g
-        return gradient.flatten(0, 1)
+        scale = self._broadcast(self.weight, theta, g.dim())
+        return (scale * g).flatten(0, 1)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
         """Forms every example's gradient of scale and bias, which are small."""

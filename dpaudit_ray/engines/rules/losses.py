@@ -10,7 +10,7 @@ from torch import Tensor
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def losses(outputs: Tensor, y: Tensor) -> Tensor:
+def classification_losses(outputs: Tensor, y: Tensor) -> Tensor:
     """Returns the logistic loss (c = 1) or cross-entropy of [N, c] for classes [N]: float [N]."""
     if outputs.shape[1] == 1:
         labels = y.to(outputs.dtype)
@@ -26,15 +26,16 @@ def squared_errors(outputs: Tensor, y: Tensor) -> Tensor:
 def output_gradients(outputs: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """Returns the gradient of every loss by the outputs of n models, float [n, c, B].
 
-    The gradient of `losses` has a closed form: sigmoid or softmax minus the indicator of the class.
+    For `classification_losses` it has a closed form: sigmoid or softmax minus the indicator of the
+    class. For any other loss, autograd computes it.
 
     Args:
         outputs: [n, c, B].
         y: labels [B], int64 for classes, else numbers.
-        loss: by example.
+        loss: the loss of each example.
     """
     models, classes, batch = outputs.shape
-    if loss is not losses:
+    if loss is not classification_losses:
         rows = outputs.mT.flatten(0, 1).detach().requires_grad_()
         with torch.enable_grad():
             total = loss(rows, y.repeat(models)).sum()

@@ -14,14 +14,14 @@ from ...engines.packing.finite import first_not_finite
 from ...engines.packing.packed import PackedModel
 from ...engines.packing.samplewise import Samplewise
 from ...engines.packing.vetting import Reads
-from ...engines.rules.losses import Loss, losses, squared_errors
+from ...engines.rules.losses import Loss, classification_losses, squared_errors
 from ...errors import SpecError, first_line
 
 if TYPE_CHECKING:
     from ...models.base import Model, Shape
 
 _KEY = "mechanism.loss"
-_NORMS_TRIED = 2  # examples whose gradients are computed alone
+_TRIED_ALONE = 2  # examples whose gradients are computed alone
 # The Mersenne Twister's state in torch's: words of 32 bits, stored in 64 each, from this byte on.
 _WORDS = 624
 _FIRST_BYTE = 24
@@ -111,7 +111,7 @@ def loss_of(name: str) -> Loss:
     """Returns the loss of this name. Raises SpecError unless it takes outputs and targets."""
     if ":" in name:
         return UsersLoss(imports.function(name, _KEY, "outputs", "targets"))
-    return squared_errors if name == "mse" else losses
+    return squared_errors if name == "mse" else classification_losses
 
 
 def check_loss(name: str, outputs: Tensor, y: Tensor) -> None:
@@ -159,10 +159,11 @@ def check_gradients(
     y: Tensor,
     clip_norm: float,
 ) -> None:
-    """Raises SpecError if a gradient before training is not finite, or too long for its dtype.
+    """Raises SpecError if an example's gradient is not finite, or its norm overflows its dtype.
 
-    The sum over all examples shows the first. The second counts as a gradient of 0, so it is
-    looked for in a few examples.
+    Parameters are those before training. The clipped sum of all examples shows a gradient that is
+    not finite. A gradient of infinite norm is clipped to 0, which the sum does not show: so the
+    gradients of a few examples are computed alone.
 
     Args:
         module: the network.
@@ -173,7 +174,7 @@ def check_gradients(
     """
     row = packed.initial
     total = packed.clipped_sums(row[None], x, y, clip_norm)
-    examples = _NORMS_TRIED if total.isfinite().all() else len(y)
+    examples = _TRIED_ALONE if total.isfinite().all() else len(y)
     alone = Samplewise(module, packed.loss)
     failure = first_not_finite(alone, row, x[:examples], y[:examples])
     if failure is not None:

@@ -53,7 +53,7 @@ def _share_or_data(raw: Any) -> Any:
 def _loss_name(name: str) -> str:
     """Returns the name of a loss. Raises ValueError for an unknown one."""
     if ":" in name:
-        return imports.check(name, "loss")
+        return imports.require_importable(name, "loss")
     if name not in ("cross-entropy", "mse"):
         raise ValueError("must be cross-entropy, mse, or package.module:function of your own")
     return name
@@ -428,7 +428,7 @@ class Recipe(Strict):
             )
         if self.loss != "cross-entropy":
             check_loss(self.loss, outputs, y[:2])
-        packed.settle(x, y, remembered=True)
+        packed.choose_way(x, y, remembered=True)
         if packed.single and self.engine == "opacus":
             raise SpecError(
                 "mechanism.engine",

@@ -174,5 +174,5 @@ class BallsAndBins(Sampler):
         sizes: Sizes,
         rng: Generator,
     ) -> Iterator[Indices]:
-        """Draws the batch of each record in an epoch, as `coins` draws that of a canary."""
+        """Yields the records of each batch: each joins one batch of an epoch, as in `coins`."""
         return map(np.flatnonzero, self.coins(sizes, (sizes.examples,), rng))

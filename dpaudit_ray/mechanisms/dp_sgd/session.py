@@ -24,7 +24,7 @@ from ...adversaries.base import (
 )
 from ...engines.packing.memory import slices
 from ...engines.packing.packed import PackedModel
-from ...engines.packing.samplewise import Samplewise, placed
+from ...engines.packing.samplewise import Samplewise, with_parameters
 from ...engines.rules.base import flat_parameters, parameters_of
 from ...errors import SpecError
 from ...seeds import derive
@@ -130,7 +130,7 @@ class PublicView:
         total = torch.zeros_like(x)
         factors = [1.0] * len(theta) if weights is None else weights
         for row, factor in zip(theta, factors, strict=True):
-            with placed(module, row), torch.enable_grad():
+            with with_parameters(module, row), torch.enable_grad():
                 leaf = x.clone().requires_grad_()
                 losses = self._training.model.loss(module(leaf), y)
                 (gradient,) = torch.autograd.grad(losses.sum(), leaf)

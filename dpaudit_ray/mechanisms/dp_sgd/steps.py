@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from ...adversaries.base import Canary, ChangingCanary, GradientCanary, SampleCanary
 from ...engines.cpu.threads import start_in_background, torch_on_one_thread
-from ...engines.gpu_settings import sent
+from ...engines.gpu_settings import copied_to
 from ...engines.noise import noise_source
 from ...engines.packing.packed import PackedModel
 from ...engines.rules.base import trained
-from ...engines.rules.losses import Loss, losses
+from ...engines.rules.losses import Loss, classification_losses
 from ...errors import SpecError, first_line, plain
 from .network import generator
 from .recipe import Recipe
@@ -76,7 +76,7 @@ class Inserted:
         """Returns the numbers of the bits that are set, by row, on the canary's device."""
         canary = self.canary
         values = canary.x if isinstance(canary, SampleCanary) else canary.direction
-        return tuple(sent(row.nonzero()[:, 0], values.device) for row in bits)
+        return tuple(copied_to(row.nonzero()[:, 0], values.device) for row in bits)
 
     def direction(self, model: int) -> Tensor | None:
         """Returns the gradient that joins the sum of this model, float [p]; None if it has none."""
@@ -97,7 +97,7 @@ def summed(directions: Tensor, inside: Tensor) -> Tensor:
         directions: gradients g_j of m canaries, float [m, p], may be sparse.
         inside: bits b [n, m].
     """
-    bits = sent(inside, directions.device)
+    bits = copied_to(inside, directions.device)
     return (directions.t() @ bits.t()).t()
 
 
@@ -152,7 +152,7 @@ class Insertion:
         for_sampled = canary.memoryless and has_one_bit and not coins.all()
         rows: Any = slice(None)  # models that it is crafted for: all
         if for_sampled:
-            rows = sent(torch.from_numpy(np.flatnonzero(coins)), theta.device)
+            rows = copied_to(torch.from_numpy(np.flatnonzero(coins)), theta.device)
         crafted = canary.at(step, theta[rows].clone())
         bits = 1 if has_one_bit else self.inside.shape[1]
         check_claim(crafted, theta.shape[1], self.clip_norm, bits)
@@ -411,7 +411,7 @@ class OpacusSteps:
         module: nn.Module,
         seed: int,
         device: torch.device,
-        loss: Loss = losses,
+        loss: Loss = classification_losses,
     ) -> None:
         """Begins before the first step.
 

@@ -76,7 +76,7 @@ def draw_views(
         rows[:, :, None],
         columns[:, None, :],
     )
-    indices = tuple(gpu_settings.sent(torch.from_numpy(index), x.device) for index in pixels)
+    indices = tuple(gpu_settings.copied_to(torch.from_numpy(index), x.device) for index in pixels)
     padded = F.pad(x, (_PAD,) * 4, mode="reflect")
     views = padded.movedim(1, -1)[indices].movedim(-1, 1)
     return views.reshape(len(x), count, *x.shape[1:])
@@ -174,7 +174,7 @@ class DpSgdTraining:
         """
         device = gpu_settings.device(gpu)
         if gpu:
-            gpu_settings.settle_in(tf32=recipe.precision == "tf32")
+            gpu_settings.fix_numerics(tf32=recipe.precision == "tf32")
         else:
             memory.keep_heap()
         data = recipe.data.load()
@@ -506,7 +506,7 @@ def _choose_packing(
         and type(recipe.model).__module__.startswith(Model.home)
     )
     x, y = records
-    packed.settle(x[:largest], y[:largest], remembered=is_known_code)
+    packed.choose_way(x[:largest], y[:largest], remembered=is_known_code)
 
 
 def _batches(

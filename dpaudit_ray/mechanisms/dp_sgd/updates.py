@@ -29,8 +29,8 @@ class Noisy:
 
     summed: Tensor  # gradients, canary and noise, float [n, p]
     batch_size: int  # |B|, expected
-    rate: float  # η of this step
-    number: int  # of the step, from 1
+    rate: float  # the learning rate η of this step
+    number: int  # the step's number, from 1
 
     @property
     def mean(self) -> Tensor:
@@ -121,9 +121,10 @@ class Adam(Optimizer):
         gradient = noisy.summed / noisy.batch_size
         first.lerp_(gradient, 1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        unbiased_second = second / (1 - beta2**noisy.number)
+        step = noisy.number
+        unbiased_second = second / (1 - beta2**step)
         root = unbiased_second.sqrt_().add_(self.eps)
-        step_size = noisy.rate / (1 - beta1**noisy.number)
+        step_size = noisy.rate / (1 - beta1**step)
         theta.addcdiv_(first, root, value=-step_size)
 
 

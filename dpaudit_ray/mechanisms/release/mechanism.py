@@ -76,7 +76,7 @@ class Release(Mechanism):
         pairs: PairSource,
     ) -> PairSource:
         """Returns the source of pairs. Raises SpecError if its code is not trusted."""
-        return imports.check(pairs, "pairs") if isinstance(pairs, str) else pairs
+        return imports.require_importable(pairs, "pairs") if isinstance(pairs, str) else pairs
 
     @property
     def default_accountant(self) -> str:

@@ -287,10 +287,10 @@ def evolution_figure(
         bounds: a `bounds_table`.
         small: bounds are far below their claims, so that only a logarithmic axis shows both.
         ax: axes to draw on, instead of a new figure.
-        **options: further ones of `canvas`.
+        **options: further options of `canvas`.
 
     Raises:
-        SpecError: `ax` are fewer axes than panels.
+        SpecError: `ax` has fewer axes than there are panels.
     """
     panels = [panel for _, panel in bounds.groupby("panel") if panel["step"].nunique() > 1]
     if not panels:

@@ -15,20 +15,21 @@ class Preparation(Check):
         return inspection.preparation is not None
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
+        """Adds a finding if other records changed, or settings; else the outcome "observed"."""
         runs = inspection.preparation
         if runs is None:
             return judgement
-        if runs.changed:
+        if runs.records_changed:
             judgement.find(
-                "prepared by others",
+                "preparation from several records",
                 runs.line,
                 rows=runs.rows,
-                changed=runs.changed,
+                changed=runs.records_changed,
                 records=runs.records,
             )
-        if runs.settings:
-            names = listed(runs.settings)
-            judgement.find("set by records", runs.line, names=names, rows=runs.rows)
+        if runs.settings_changed:
+            names = listed(runs.settings_changed)
+            judgement.find("settings from records", runs.line, names=names, rows=runs.rows)
         if judgement.findings:
             return judgement.miss("the claim does not cover how records were prepared")
         rows = f"{runs.rows} rows that appear at {runs.line}"

@@ -91,7 +91,7 @@ def _clipped_sum(
     weights = torch.ones_like(loss.loss_per_sample)
     weights[row] = factor
     params = list(loss.optimizer.params)
-    with preserve_generators(), _backward_undone(loss.module, params):
+    with preserve_generators(), _trial_backward(loss.module, params):
         weighted = loss.loss_per_sample * weights
         # Opacus' backward pass weights each record's loss by its clipping factor, so the gradients
         # that it leaves are the clipped sum already.
@@ -100,8 +100,10 @@ def _clipped_sum(
 
 
 @contextlib.contextmanager
-def _backward_undone(hooks: Any, params: list[Any]) -> Iterator[None]:
-    """Puts back what a backward pass inside changes, and keeps the graph for the script's own.
+def _trial_backward(hooks: Any, params: list[Any]) -> Iterator[None]:
+    """Opens a context for the audit's own backward passes: at its end, their changes are undone.
+
+    They retain the graph, since the script's own backward pass needs it later.
 
     Args:
         hooks: Opacus' wrapper of the network, which adds the hooks of ghost clipping.
@@ -109,23 +111,23 @@ def _backward_undone(hooks: Any, params: list[Any]) -> Iterator[None]:
     """
     modules = list(getattr(hooks, "_module", hooks).modules())
     norms = vars(hooks).get("_per_sample_gradient_norms")
-    tensor: Any = torch.Tensor
-    original = tensor.backward
+    tensor_class: Any = torch.Tensor
+    original_backward = tensor_class.backward
 
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keeps the graph of the backward pass."""
-        kwargs["retain_graph"] = True  # the script's own backward pass comes after
-        return original(self, *args, **kwargs)
+        """Runs the backward pass, and retains its graph."""
+        kwargs["retain_graph"] = True
+        return original_backward(self, *args, **kwargs)
 
     with parameters_copied(params), preserve_attributes(modules):
         for module in modules:
-            if "activations" in vars(module):
+            if "activations" in vars(module):  # Opacus' hooks remove entries from the list
                 module.activations = list(module.activations)
-        tensor.backward = backward
+        tensor_class.backward = backward
         try:
             yield
         finally:
-            tensor.backward = original
+            tensor_class.backward = original_backward
             hooks._per_sample_gradient_norms = norms
 
 

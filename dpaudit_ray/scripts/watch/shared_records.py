@@ -170,10 +170,10 @@ class PrivateRecords:
     def _statistics(self) -> list[torch.Tensor]:
         """Statistics of the records that a script may compute: a number for each column or class.
 
-        Of columns these are moments, sums, counts of nonzeros, and quantiles: the record below, the
-        one above, and the value between both. The quantiles 0 and 1 are the extremes. Vectors of
-        nearly equal numbers are left out, since other values would match them by chance. Entries
-        that are not finite, of a column with a gap or a class without records, are not compared.
+        Statistics of columns are moments, sums, counts of nonzeros, and quantiles: the value below
+        the quantile, the one above, and their interpolation. The quantiles 0 and 1 are the
+        extremes. Vectors of nearly equal numbers are left out, since other values would match them
+        by chance. Entries for a column with a gap, or a class without records, are not finite.
         """
         values: list[torch.Tensor] = []
         for table in _wide_tables(self._tables):
