@@ -32,11 +32,13 @@ _SCORING_SECONDS = 2e-5  # scoring an output and judging its trial take this lon
 _SHARE = 0.5  # share of a budget for trials; the rest is for learning, starting and judging
 # Runs to learn from, and for each pair of inputs; audits with many trials show rarer events, and
 # take a tenth and a fiftieth of them.
-_FIT, _SEARCH = 200_000, 20_000
+_FIT = 200_000
+_SEARCH = 20_000
 _LARGEST_FIT = 1_000_000
 # Runs that are drawn to learn from the surest, for each trial: with a known number of trials, and
 # within a budget. Audits of no more than _LARGEST_FIT trials draw none.
-_ZOOMED, _ZOOMED_WITHIN_BUDGET = 1.5, 0.25
+_ZOOMED = 1.5
+_ZOOMED_WITHIN_BUDGET = 0.25
 _RARE_EVENTS = 100  # runs of a search in which events as rare as δ occur
 _FITTED_PER_SECOND = 5000  # runs to learn from, for each second of the budget
 _DEEPEST = 4  # functions that call each other, whose values count

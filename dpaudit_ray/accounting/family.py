@@ -18,7 +18,9 @@ from .pld import advantage, least_epsilon
 from .training import Training
 
 _RATIO = 2 ** (1 / 128)  # between noise multipliers that are tried: half a percent
-_LEAST, _MOST = -4 * 128, 8 * 128  # exponents of it: a sixteenth of the claimed noise to 256 times
+# Exponents of this ratio that are tried: from a sixteenth of the claimed noise to 256 times.
+_LEAST = -4 * 128
+_MOST = 8 * 128
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
         """Picks d and returns C e_d, a row for each canary. Raises SpecError for more than p."""
-        count, parameters = self.count, len(public.initial)
+        count = self.count
+        parameters = len(public.initial)
         if count > parameters:
             raise SpecError(
                 "adversary.count",

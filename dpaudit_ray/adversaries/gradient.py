@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from numpy.random import Generator
     from torch import Tensor
 
-_PARAMETERS, _STEPS = 64, 10  # defaults: marked parameters, and simulated steps to choose by
+# Defaults of options.
+_PARAMETERS = 64  # that are marked
+_STEPS = 10  # simulated, to choose parameters by
 
 
 class Watermarked(TrajectoryAdversary[GradientCanary]):

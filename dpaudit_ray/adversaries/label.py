@@ -75,9 +75,11 @@ class Label(Adversary):
             raise SpecError("adversary.crafts", f"needs layer: input, not {self.layer}")
         # Each observed weight gives an equation for the labels. Crafted records differ by vectors
         # of the null space of the first layer's weights, which has into - out dimensions.
-        equations, kind = into, "observed weights"
+        equations = into
+        kind = "observed weights"
         if self.crafts:
-            equations, kind = into - out, "features beyond those neurons"
+            equations = into - out
+            kind = "features beyond those neurons"
         elif self.row is None:  # the weights of all neurons of the layer are observed
             equations = into * out
         if batch_size > equations:

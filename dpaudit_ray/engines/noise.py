@@ -204,11 +204,14 @@ def philox(
 # integers are the same on every device. `tests/engines/normals.py` computes the coefficients,
 # int64 [OCTAVES * PARTS, DEGREE + 1], in `UNIT`s, the highest power first.
 COEFFICIENTS = Path(__file__).with_name("normals.npy")
-OCTAVES, PARTS, DEGREE = 63, 8, 5
+OCTAVES = 63
+PARTS = 8
+DEGREE = 5
 UNIT = 2.0**-28  # of the fixed-point result: 600 times finer than float32 is at 1
 _ARGUMENT_BITS = 31
 _HALF = 1 << (_ARGUMENT_BITS - 1)  # for rounding to nearest
-_MANTISSA_BITS, _EXPONENT_BIAS = 52, 1023  # of float64
+_MANTISSA_BITS = 52  # of float64
+_EXPONENT_BIAS = 1023
 
 
 @functools.cache

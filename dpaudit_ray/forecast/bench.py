@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from ..mechanisms.dp_sgd.steps import Steps
     from ..mechanisms.dp_sgd.training import DpSgdTraining
 
-_SIDE, _SIDE_ON_GPU = 2048, 8192  # side of the matrix whose product is the roofline
+# Side of the matrix whose product is the roofline.
+_SIDE = 2048
+_SIDE_ON_GPU = 8192
 PACKS = (1, 16, 64, 256, 1024, 8192)  # models of a pack that are measured on a GPU
 _COPIES = 4  # a step has this many arrays like θ: parameters, update, sums, intermediate results
 _STEPS = 250  # a trial has as many in Cebere et al.

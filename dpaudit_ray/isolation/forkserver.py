@@ -209,7 +209,8 @@ def _run_child(
         value = getattr(importlib.import_module(module), name)(request["argument"])
         answer = json.dumps({"how": "returned", "value": value})
     except BaseException as error:  # noqa: BLE001 (process boundary)
-        kind, line = type(error).__name__, first_line(error)
+        kind = type(error).__name__
+        line = first_line(error)
         message = kind if line == kind else f"{kind}: {line}"
         frames = "".join(traceback.format_exception(error)[-8:])
         fields = {"message": printable(message), "traceback": frames, "place": _place(error)}

@@ -22,7 +22,8 @@ from typing import IO, Any, Literal
 from ..errors import ClusterError
 
 # Bytes of a call's output that are kept: from its beginning, and from its end.
-_HEAD, _TAIL = 2**12, 2**14
+_HEAD = 2**12
+_TAIL = 2**14
 _CHECK_SECONDS = 0.2  # between two checks of a call's limits
 _END_SECONDS = 5.0  # a server may live on when its connection is closed
 

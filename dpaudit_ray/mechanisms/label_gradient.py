@@ -304,7 +304,8 @@ class LabelGradient(Mechanism):
         if self.sampled:
             return {}
         target = Target(prepared[0])
-        epsilons, entries = [], []
+        epsilons = []
+        entries = []
         for step in range(target.steps):
             release, columns = target.release(step, cast(Label, adversary), self.noise)
             epsilon = release.bounds(delta).epsilon

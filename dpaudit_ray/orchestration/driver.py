@@ -327,10 +327,12 @@ class FailureBudget:
         if pack:
             self.trials_lost[pack.audit] += pack.size
         if loss.cause == "node":
-            victim, limit = "node", NODES_PER_PACK
+            victim = "node"
+            limit = NODES_PER_PACK
             self._tell(f"{loss.reason} (not a failure: what it worked on is run again)")
         else:
-            victim, limit = "worker", LOSSES_PER_PACK
+            victim = "worker"
+            limit = LOSSES_PER_PACK
             self.losses += 1
             most = self.resources.max_worker_losses
             if self.losses > most:

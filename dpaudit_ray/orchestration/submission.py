@@ -47,7 +47,10 @@ _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 _EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}  # of `dpaudit run`, and 0
 _SIGNALLED = 128  # plus the signal's number, as shells have it
 # Keys of a job's metadata.
-_RUN, _ATTEMPT, _FINGERPRINT, _SETTINGS = "run", "attempt", "fingerprint", "settings"
+_RUN = "run"
+_ATTEMPT = "attempt"
+_FINGERPRINT = "fingerprint"
+_SETTINGS = "settings"
 
 
 class SweepJob:

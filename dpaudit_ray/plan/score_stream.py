@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..stats.base import Estimator, Members, Scores, alike_in_a_row
+from ..stats.base import Estimator, Members, Scores, stretches_of_equal
 from ..stats.claim_verdict import BoundTest, ClaimTest, DeclaredTest, RunTest
 from ..stats.growth import Growing
 from ..stats.guess_count_bound import GuessCounter
@@ -78,7 +78,7 @@ def feed(
     elif isinstance(pack, PackScores) and not pack.missed:
         state.fold(pack.scores[:, column], pack.members)
     else:
-        for rows, missed in alike_in_a_row(pack.lost):
+        for rows, missed in stretches_of_equal(pack.lost):
             if missed:
                 state.miss(pack.members[rows])
             else:

@@ -23,7 +23,8 @@ from . import check, verdict
 from .page import environment
 from .tables import Run
 
-HTML, PDF = "certificate.html", "certificate.pdf"
+HTML = "certificate.html"
+PDF = "certificate.pdf"
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PRINT_SECONDS = 120
 _LISTED = 4  # texts of a field, so that all fits one page

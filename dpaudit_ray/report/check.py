@@ -36,10 +36,13 @@ from . import verdict
 from .rerun import repeated
 from .tables import Run
 
-PLAN, SWEEP, ESTIMATES = record.FILE, record.SWEEP_FILE, "estimates.parquet"
+PLAN = record.FILE
+SWEEP = record.SWEEP_FILE
+ESTIMATES = "estimates.parquet"
 # Other versions of numpy and scipy, on another kind of machine, may differ by this (relative, and
 # absolute near 0).
-TOLERANCE, _ZERO = 1e-9, 1e-12
+TOLERANCE = 1e-9
+_ZERO = 1e-12
 KEPT = 1000  # differences that are listed; the others are counted
 NOTHING = "nothing"
 _REDRAWN = ("report.html and figures", "`dpaudit report` draws them again")
@@ -299,7 +302,8 @@ def _check_plan(sources: _Sources, sweep: Sweep) -> None:
         sources: the run.
         sweep: its sweep, without what is filled in from the plan.
     """
-    plan, checked = sources.plan, sources.checked
+    plan = sources.plan
+    checked = sources.checked
     if any(cell.unimported for cell in sweep.cells):
         checked.cannot(f"the fingerprint of {SWEEP}", "it needs code that was not imported")
     damaged = _damaged_preparations(sources)
@@ -331,8 +335,10 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
         cell: its cell in the sweep, without what is filled in from the plan.
         sources: the run.
     """
-    audit, checked = sources.plan.audits[index], sources.checked
-    filled, sweep = sources.sweep.cells[index], sources.sweep
+    audit = sources.plan.audits[index]
+    checked = sources.checked
+    filled = sources.sweep.cells[index]
+    sweep = sources.sweep
     checked.count("audits")
     checked.count("bits", audit.trials)
     # For a mechanism that was not imported, its number of trials tells whether it is sampled.
@@ -451,7 +457,9 @@ def _packs(
 
 def _damaged_preparations(sources: _Sources) -> set[int]:
     """Reads all parts of preparations; returns the audits that wait for a damaged one."""
-    run, plan, checked = sources.run, sources.plan, sources.checked
+    run = sources.run
+    plan = sources.plan
+    checked = sources.checked
     damaged = set[int]()
     for part in preparing.all_parts(plan):
         if part.first in run.parts(part.preparation):
@@ -468,7 +476,8 @@ def _damaged_preparations(sources: _Sources) -> set[int]:
 
 def _check_scores(sources: _Sources, audit: PlannedAudit) -> None:
     """Reads all score files of an audit; after a crash, packs may be in two of them."""
-    run, checked = sources.run, sources.checked
+    run = sources.run
+    checked = sources.checked
     files = run.score_files(audit.id)
     chosen = finished_trials.resolved(audit.packs, files)
     packs = {part.file: audit.packs[part.start : part.stop] for part in chosen}
@@ -500,7 +509,8 @@ def _check_file(
         file: first and last trial.
         copies: files that may have the same trials.
     """
-    run, steps = sources.run, len(audit.horizons)
+    run = sources.run
+    steps = len(audit.horizons)
     name = run.score_file(audit.id, *file)
     differs = functools.partial(sources.checked.differs, name, audit=audit.label)
     scores = run.read_scores(audit.id, *file, steps)
@@ -527,7 +537,8 @@ def _check_file(
 
 def _check_names(sources: _Sources) -> None:
     """Adds a difference for each file that no run writes."""
-    plan, checked = sources.plan, sources.checked
+    plan = sources.plan
+    checked = sources.checked
     preparations = {audit.preparation.id for audit in plan.audits if audit.preparation}
     audits = {audit.id for audit in plan.audits}
     for name in sources.run.files(DEPTH):
@@ -548,7 +559,9 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
         sources: the run.
         stored: its estimates.
     """
-    run, plan, checked = sources.run, sources.plan, sources.checked
+    run = sources.run
+    plan = sources.plan
+    checked = sources.checked
     planned = {audit.id for audit in plan.audits}
     for name in sorted(set(stored["audit"]) - planned):
         checked.differs(ESTIMATES, "", f"rows of {name!r:.60}", "of an audit of the plan")
@@ -558,7 +571,8 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
     rows = []
     behind = False  # whether stored estimates are of fewer trials than are stored
     for index in sorted(sources.good):
-        audit, cell = plan.audits[index], sources.sweep.cells[index]
+        audit = plan.audits[index]
+        cell = sources.sweep.cells[index]
         failures = {failure.pack.bounds for failure in failed if failure.pack.audit == index}
         try:
             unread = [spec.name for spec in cell.audit.estimators if spec.unimported]
@@ -601,7 +615,9 @@ def _behind(
         rows: the recomputed estimates.
         stored: the stored ones.
     """
-    audit, run, checked = sources.plan.audits[index], sources.run, sources.checked
+    audit = sources.plan.audits[index]
+    run = sources.run
+    checked = sources.checked
     trials = max((row.trials for row in rows), default=0)
     stored_trials = int(stored["trials"].max()) if len(stored) else 0
     if stored_trials < trials and not run.complete:
@@ -633,7 +649,8 @@ def _compare_estimates(
         rows: the recomputed estimates.
         stored: the stored ones.
     """
-    audit, checked = sources.plan.audits[index], sources.checked
+    audit = sources.plan.audits[index]
+    checked = sources.checked
     recomputed = {_key(vars(row)): dict(vars(row)) for row in rows}
     stored_by_key = {_key(row): row for row in stored.to_dict("records")}
     if len(stored_by_key) < len(stored):
@@ -691,7 +708,8 @@ def _record(
 
 def _check_completeness(sources: _Sources, results: Mapping[int, Snapshot]) -> str:
     """Returns the progress of a run, empty if it is complete; compares _SUCCESS with it."""
-    run, plan = sources.run, sources.plan
+    run = sources.run
+    plan = sources.plan
     enough = dict(outcomes.decided(run, sources.sweep, plan))
     for index, result in results.items():
         enough[index] = result.decided or plan.audits[index].trials

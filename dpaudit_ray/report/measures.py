@@ -153,7 +153,8 @@ class Profile:
             audit: the audit in the plan.
             trials: its trials.
         """
-        scores, members = trials.with_errors(), trials.members
+        scores = trials.with_errors()
+        members = trials.members
         # Each of the worlds "in" and "out" gets n/2 trials on average, with a standard deviation of
         # √n/2. In one of 16,000 audits, a world is larger than that by four standard deviations. So
         # one calibration, for worlds of this size, serves all audits of n trials; a larger world

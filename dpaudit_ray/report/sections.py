@@ -145,7 +145,8 @@ def _options(run: Run) -> Content:
         if cell.sampled:
             pairs = ", in pairs that share their noise" if audit.paired else ""
             trials = f"{audit.trials:,}{pairs}"
-        mechanism, adversary = cell.mechanism, cell.adversary
+        mechanism = cell.mechanism
+        adversary = cell.adversary
         nested = {"mechanism": mechanism.identity(), "adversary": adversary.identity()}
         (options,) = pd.json_normalize(nested | {"trials": trials}).to_dict("records")
         if not cell.unimported:

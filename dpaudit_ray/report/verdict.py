@@ -490,7 +490,8 @@ def quotes(run: Run, answer: Answer | None) -> list[Quote]:
 def in_words(run: Run, verdict: RunVerdict) -> Answer:
     """Returns a verdict as an answer: a sentence, reasons, and next steps."""
     # Both have their audits in the order of the sweep.
-    sampled, exact = iter(verdict.audits), iter(verdict.exact)
+    sampled = iter(verdict.audits)
+    exact = iter(verdict.exact)
     audits = []
     failures = outcomes.failed(run.directory, run.plan)
     for index, cell in enumerate(run.sweep.cells):

@@ -88,7 +88,8 @@ class CanaryTrials:
             )
         if not claimed > 0:
             return None
-        epsilons, deltas = np.array([claimed]), np.array([delta])
+        epsilons = np.array([claimed])
+        deltas = np.array([delta])
         # The largest ε that is refuted is the claimed one divided by this factor.
         factor = self.test.effective_noise(lambda s: Curve(epsilons / s, deltas), 1.0, level)
         bound = 0.0 if factor is None else claimed / factor

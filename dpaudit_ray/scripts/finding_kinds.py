@@ -42,7 +42,9 @@ class FindingKind:
     fix: str = ""
 
 
-_V, _W, _N = Weight.VIOLATION, Weight.WARNING, Weight.NOTE
+_V = Weight.VIOLATION
+_W = Weight.WARNING
+_N = Weight.NOTE
 _POISSON = "each record sampled independently at a rate of {rate:.3g} (Poisson), as accounted"
 _SAMPLE = "sample by poisson_sampling=True, or account without amplification"
 _PUBLIC = "keep it if it uses only public data and private releases"

@@ -23,11 +23,14 @@ T = TypeVar("T")
 Scores = NDArray[np.float64]
 Members = NDArray[np.bool_]
 _FALSE_ALARM = 1e-6  # probability that fair coins are refused
-_AT_ONCE = 2**20  # trials at most that `alike_in_a_row` yields together
-_FAR = -float(ndtri(_FALSE_ALARM / 2))  # standard deviations of fair coins, about 4.9
+_LONGEST_STRETCH = 2**20  # trials at most that `stretches_of_equal` yields together
+_FAR = -float(
+    ndtri(_FALSE_ALARM / 2)
+)  # standard deviations beyond which coins are refused, about 4.9
 _LAGS = 8  # scores up to so many trials apart are correlated: as many training runs take turns
 _FALSE_REFUSAL = 1e-4  # probability that `check_apart` refuses independent trials
-_CORRELATED = -float(ndtri(_FALSE_REFUSAL / (2 * _LAGS)))  # deviations, about 4.4
+# Standard deviations beyond which a correlation is no chance, about 4.4.
+_CORRELATED = -float(ndtri(_FALSE_REFUSAL / (2 * _LAGS)))
 
 
 @dataclasses.dataclass
@@ -43,15 +46,15 @@ class Estimator(ABC):
 
     name: ClassVar[str]
     status: ClassVar[Status]
-    assumes: ClassVar[str] = ""  # "the noise has a density", for which ε is certified then
-    fair: ClassVar[bool] = True  # coins must be fair; False: it judges each world separately
-    interim_valid: ClassVar[bool] = False  # may be read at any time, and may stop a run
-    within_planned: ClassVar[bool] = False  # is `interim_valid` up to the planned trials only
-    one_run: ClassVar[bool] = False  # takes canaries of one training run, too
-    by_run: ClassVar[bool] = False  # has one outcome for each training run of several canaries
-    by_pair: ClassVar[bool] = False  # is `by_run`, for pairs of runs that share their noise
-    needs_independence: ClassVar[bool] = False  # uses all trials at once: none may share a run
-    learns = True  # guesses trials by the bits of earlier ones: then their order matters
+    assumes: ClassVar[str] = ""  # the assumption under which ε is certified: "noise has a density"
+    fair: ClassVar[bool] = True  # the secret bits must be fair; False: worlds are judged apart
+    interim_valid: ClassVar[bool] = False  # the bound may be read at any time, and may stop a run
+    within_planned: ClassVar[bool] = False  # it is `interim_valid` up to the planned trials only
+    one_run: ClassVar[bool] = False  # it takes canaries of one training run, too
+    by_run: ClassVar[bool] = False  # it has one outcome for a training run of several canaries
+    by_pair: ClassVar[bool] = False  # it is `by_run`, for pairs of runs that share their noise
+    needs_independence: ClassVar[bool] = False  # it uses all trials at once: none may share a run
+    learns = True  # it guesses trials by the bits of earlier ones: then their order matters
 
     @classmethod
     def time_uniform(cls) -> bool:
@@ -321,9 +324,9 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
     Such are scores of canaries of one training run, and of runs that continue earlier ones, in up
     to eight chains that take turns. Ranks of independent scores within each world are a random
     order, ties broken by lot, so one of their correlations is too large once in 10,000 audits.
-    Ranks counted from the top in one world and from the bottom in the other find what makes
-    neighbouring guesses succeed together. Scores that drift are refused, too. A part that all
-    scores share is not found, nor anything if bits are in order.
+    Ranks counted from the top in one world and from the bottom in the other show whether
+    neighbouring guesses succeed together. Scores that drift are refused, too. A term that all
+    scores share is not detected; if the bits are in order, nothing is.
 
     Args:
         scores: float64 [n], in trial order.
@@ -395,7 +398,7 @@ def check_level(delta: float, confidence: float) -> None:
 
 
 def check_pure(state: Estimator) -> None:
-    """Raises ValueError if an estimator has no bound on ε at δ = 0, as those through a Gaussian."""
+    """Raises ValueError if an estimator has no bound on ε at δ = 0: one that assumes a curve."""
     if state.status is not Status.CERTIFIED and getattr(state, "curve", "") != "any":
         raise ValueError(
             f"{state.name} converts its bound through a curve whose ε at δ = 0 is infinite; "
@@ -404,7 +407,7 @@ def check_pure(state: Estimator) -> None:
 
 
 def curve_free_method(time_uniform: bool = False) -> str:
-    """Returns the best method without a curve, for any number of trials if `time_uniform`."""
+    """Returns the best method without a trade-off curve; valid at any time if `time_uniform`."""
     return "eps-delta-anytime" if time_uniform else "one-run"
 
 
@@ -430,14 +433,14 @@ def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
     return min(free, key=lambda bound: ranks.get(bound.method, len(ranks)), default=None)
 
 
-def alike_in_a_row(flags: Members) -> Iterator[tuple[slice, bool]]:
-    """Yields stretches of equal flags, each with its flag; of a million trials at most.
+def stretches_of_equal(flags: Members) -> Iterator[tuple[slice, bool]]:
+    """Yields stretches of trials with equal flags, of a million trials at most, and their flag.
 
     Args:
         flags: bool [n].
     """
     changes = (np.flatnonzero(np.diff(flags)) + 1).tolist()
-    ends = sorted({*range(0, len(flags), _AT_ONCE), *changes, len(flags)})
+    ends = sorted({*range(0, len(flags), _LONGEST_STRETCH), *changes, len(flags)})
     for start, stop in itertools.pairwise(ends):
         yield slice(start, stop), bool(flags[start])
 
@@ -475,7 +478,7 @@ def assumption_free(
     state = make(curve_free_method(), planned, independent=True)
     check_coins(bits, state)
     check_apart(values, bits, f"{state.name} uses all trials at once; {_BY_EARLIER}")
-    for rows, is_missed in alike_in_a_row(without_output):
+    for rows, is_missed in stretches_of_equal(without_output):
         if is_missed:
             state.miss(bits[rows])
         else:

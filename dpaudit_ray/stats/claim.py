@@ -53,12 +53,12 @@ DIVERGED_RIGHT, DIVERGED_WRONG, MISSED = range(4 * _K, 4 * _K + 3)  # ... and th
 OUTCOMES = 4 * _K + 3
 PLAIN = 2 * _K  # the slot that guesses every finite trial, around the midpoint
 _PORTFOLIO_POINTS = 16  # points of the curve that a portfolio bets on
-_BETS = 12  # bets at most in a mixture, added one after another
+_BETS = 12  # bets in a mixture at most
 _LEAST_GROWTH = 1.0  # nats: a further bet that adds less may be noise
 _LARGEST_SHARE = 0.95  # share of the mixture that one bet may take
 _STEPS = 24  # bisections of a share, which is right to 1e-7
 _CONSTANT_POINTS = 12  # points of a curve for constant stakes
-_BOLD = 3  # number of the largest stakes: for diverged trials, which are rare and nearly sure
+_BOLD = 3  # so many of the largest stakes are for diverged trials, which are rare and nearly sure
 _CAUTIONS = np.array([0.4, 1.0])  # shares of the recommended mixture that are staked
 
 

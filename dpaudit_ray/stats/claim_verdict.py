@@ -42,15 +42,17 @@ from .ranking import Costs, Weights, distribution, ranked_mistakes, two_means
 from .trial_log import Diverged, TrialLog
 
 EVIDENCE_SHARE = 0.3  # of the error, for the e-process of `ClaimTest`
-_RATIO, _STEPS = 1.02, 170  # of noise multipliers that are tried: up to 29 times more or less
+# The grid of noise multipliers that are tried: up to 29 times the claimed one, or less.
+_RATIO = 1.02
+_STEPS = 170
 _HALVINGS = 8  # tests of a search by halves among 170 noise multipliers
 _LOOK = 1.02  # ratio of trials between looks at the evidence
-_LOPSIDED = 1e-3  # p-value from which diverging depends on the bit
+_LOPSIDED = 1e-3  # p-value below which diverging counts as dependent on the bit
 LOOKS = 16  # more would find little earlier, and each costs a distribution
 _FEWEST = 8  # trials between two looks
 _SHARE = 0.7  # of the error, for the order of mistakes; the remainder is for diverged trials
 _SHAPE = 0.8  # boundary ~ share of the trials to the power of -0.8: nearly all is spent at the end
-_LESSONS = 8  # diverged trials that decide how later ones are guessed
+_LESSONS = 8  # diverged trials, the first of an audit, that decide how later ones are guessed
 _MOST_FITTED = 200_000  # trials by which log odds are fitted to bits
 _RARE = 0.1  # share of the error of diverged trials, for how many of them there are
 
@@ -144,18 +146,19 @@ class DeclaredTest:
     def _diverging(self, curve: Curve, alpha: float) -> float:
         """Computes the p-value of diverged trials for a test at `alpha`; 1 if there are few.
 
-        The first `_LESSONS` of them are not judged. All later ones are guessed alike: as the
-        majority of these.
+        The first `_LESSONS` diverged trials are not judged. All later ones get one guess: the world
+        of the majority of the first.
         """
         scores, members = self._log.arrays()
         diverged = np.flatnonzero(np.isinf(scores[: self.trials]))
         if len(diverged) <= _LESSONS:
             return 1.0
-        first, later = members[diverged[:_LESSONS]], members[diverged[_LESSONS:]]
+        first = members[diverged[:_LESSONS]]
+        later = members[diverged[_LESSONS:]]
         guess = 2 * first.sum() >= _LESSONS
         mistakes = int((later != guess).sum())
-        trials_left = self.trials - int(diverged[_LESSONS - 1]) - 1
-        counts = (mistakes, len(later), trials_left)
+        later_trials = self.trials - int(diverged[_LESSONS - 1]) - 1
+        counts = (mistakes, len(later), later_trials)
         return one_sided_p_value(Responses.from_curve(curve), counts, _RARE * alpha)
 
 

@@ -20,7 +20,10 @@ from scipy.special import ndtri
 from .base import Members, Scores
 from .error_rates import Floats
 
-FIRST, LAST, GROWTH = 20, 2048, 1.25  # numbers of trials after which a cut is fitted
+# A cut is fitted after these numbers of trials: from FIRST to LAST, GROWTH times as many each time.
+FIRST = 20
+LAST = 2048
+GROWTH = 1.25
 _FAR = 3.0  # standard errors of the medians' midpoint, which normal scores hardly ever reach
 _WRONG_WAY = 1.0  # standard deviation of coin tosses: waiting would cost more than a chance flip
 _HEAVY = 3.0  # standard deviations by the middle half of the scores; normal ones are at 1
@@ -74,10 +77,10 @@ def fit(scores: Scores, members: Members) -> Cut | None:
 
 @functools.lru_cache(maxsize=1024)  # 5 MB; bounds, tests and stop rule fit the same trials
 def _fit_bytes(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
-    """Returns the cut by ranks if it makes clearly fewer mistakes than the midpoint of the means.
+    """Returns the cut by ranks; None if the midpoint of the means is about as good.
 
-    None stands for the midpoint. It is kept without a search if scores look normal: means are near
-    medians, the standard deviation fits the middle half, and few trials are guessed wrong.
+    The midpoint is kept without a search if scores look normal: means are near medians, the
+    standard deviation fits the middle half, and few trials are guessed wrong.
 
     Args:
         score_bytes: the bytes of scores, float64 [n]: unlike arrays, they are keys of the cache.

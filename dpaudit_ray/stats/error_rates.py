@@ -131,7 +131,7 @@ def root(
     **tolerances: float,
 ) -> float:
     """Finds the sign change of a function between `low` and `high`, by Brent's method."""
-    from scipy import optimize  # as long to import as all else of this package
+    from scipy import optimize  # its import takes as long as that of all else in this package
 
     return float(optimize.brentq(function, low, high, **tolerances))
 
@@ -162,8 +162,8 @@ def last_refuted(
 def upper_rates(n: int, tail: float, size: int) -> Upper:
     """Returns bounds u(k) for k = 0..n errors of n trials, all valid together with 1 - `tail`.
 
-    Levels fall as n grows, so those for `size` trials are valid if that is more: audits of about
-    one size share them. Beyond `EXACT_LIMIT` trials the level is that of Bonferroni.
+    Levels fall as n grows, so a level for `size` trials is valid if that is more: audits of about
+    one size share a level. Beyond `EXACT_LIMIT` trials the level is that of Bonferroni.
 
     Args:
         n: number of trials of one world.
@@ -207,7 +207,7 @@ def miss_probability(n: int, level: float) -> float:
 
     is a triangular system of binomial probabilities with a unit diagonal.
     """
-    from scipy import linalg  # as long again
+    from scipy import linalg  # imported here, as `optimize` in `root`
 
     k = np.arange(n)
     above = as_floats(betaincinv(n - k, k + 1, level))  # 1 - u(k)

@@ -108,8 +108,8 @@ def spend(shares: ArrayLike, alpha: float, spending: str) -> Floats:
 def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
     """Returns the largest hit rate that the last look refutes; 0.5 if chance is not refuted.
 
-    Boundaries are whole numbers, so a rate a little below a refuted one may not be refuted: rates
-    below the root are tried as far as this has been observed.
+    Boundaries are whole numbers, so a rate a little below a refuted one may not be refuted. Rates
+    below the root are tried too, as far below it as such holes were observed.
 
     Args:
         looks: guesses and hits so far at each look.

@@ -62,7 +62,7 @@ class GuessCounter:
         """
         parts: list[tuple[Members, Members]] = []
         start = 0
-        while start < len(scores) or not parts:  # once even without trials: there is a result
+        while start < len(scores) or not parts:  # once even without trials, for an empty result
             self._refit_cut()
             batches = math.ceil((self._next_fit - self.trials) / batch)  # up to the next fit
             stop = start + batches * batch

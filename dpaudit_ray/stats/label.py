@@ -172,7 +172,7 @@ def clipped(norms: Floats, residuals: Floats, clip_norm: float) -> Floats:
 def solver(gram: Floats) -> tuple[Floats, NDArray[np.bool_]]:
     """Returns (CᵀC)⁺ [N, N], and whether it determines each record, bool [N].
 
-    It does if the record's unit vector is in the range.
+    A record is determined if its unit vector is in the range of the matrix.
     """
     inverse = np.asarray(np.linalg.pinv(gram, rcond=_RANK_TOLERANCE, hermitian=True))
     projection = np.diag(gram @ inverse)

@@ -384,7 +384,7 @@ class _Population:
         return evidence(hits, self.sizes, rate) > -math.log(alpha)
 
     def lower(self, hits: Floats, alpha: float) -> float:
-        """Bounds the mean share of `hits`, float64 [runs], from below."""
+        """Returns a lower bound on the mean share of `hits`, float64 [runs]."""
         if self.independent:
             return float(clopper_pearson_lower(hits.sum(), self.n, alpha))
         return betting_lower(hits, self.sizes, alpha)
@@ -404,9 +404,9 @@ def _midranks(ordered: Scores, queries: Scores) -> Floats:
 
 
 def _independent_levels(alpha: float) -> list[tuple[float, float]]:
-    """Returns pairs of levels: with `alpha` at most, each has one of two independent errors.
+    """Returns pairs of levels for two independent errors: any pair errs with `alpha` at most.
 
-    They lie on a quarter of a circle in standard normal units, whose radius is solved for.
+    In standard normal units, the pairs lie on a quarter of a circle, whose radius is solved for.
     """
 
     def levels(radius: float) -> tuple[Floats, Floats]:

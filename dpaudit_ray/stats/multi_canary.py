@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import e_process
-from .base import Members, Scores, alike_in_a_row
+from .base import Members, Scores, stretches_of_equal
 from .error_rates import Floats
 from .guess_count_bound import GuessCounter, ThroughCurve
 from .lower_bound import Estimate, Status
@@ -59,7 +59,7 @@ class RunAccuracies:
         self._pending = (values[end:], bits[end:], has_score[end:])
         by_run = has_score[:end].reshape(-1, self.canaries)
         complete = np.asarray(by_run.all(axis=1))
-        for runs, have_output in alike_in_a_row(complete):
+        for runs, have_output in stretches_of_equal(complete):
             first = runs.start * self.canaries
             end = runs.stop * self.canaries
             self._add(values[first:end], bits[first:end], have_output)
@@ -91,7 +91,7 @@ class RunAccuracies:
 
     def outcomes(self) -> Floats:
         """Returns the outcomes so far, float64 [runs that are not skipped]."""
-        # One part from here on; the empty array is for the case that there is none.
+        # Joins the parts, so that the next call need not; the empty array makes one if none exists.
         self._shares = [np.concatenate([*self._shares, np.empty(0)])]
         return self._shares[0]
 

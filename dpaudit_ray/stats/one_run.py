@@ -237,10 +237,10 @@ def largest_refuted(
     refuted: Callable[[float], bool],
     largest: float,
 ) -> float:
-    """Returns the number from which on none is refuted, by doubling from 1 and bisection.
+    """Returns the least number that is not refuted, by doubling from 1 and bisection.
 
     Args:
-        refuted: true below that number, false above.
+        refuted: true below the returned number, false above.
         largest: no number above is tried; 0 is returned if 0 is not refuted.
     """
     if not refuted(0.0):

@@ -28,7 +28,8 @@ from .error_rates import Floats
 from .lower_bound import Estimate, Status
 from .trial_log import Logged
 
-LARGEST, STEP = 20.0, 1e-3  # largest log odds and ε, and distance of the ε that are tested
+LARGEST = 20.0  # the largest log odds, and ε
+STEP = 1e-3  # from one ε that is tested to the next
 GRID = np.arange(0, LARGEST, STEP)  # of ε
 # Curves of the mixture have log odds that are linear in the normal quantile of a score: with these
 # slopes, 0 at these centres, or 0 on one side of these starts.

@@ -74,7 +74,7 @@ class PairOutcomes(RunAccuracies):
                 self._next_fit *= 2
 
     def _add_part(self, scores: Scores, members: Members, ran: bool) -> None:
-        """Adds each pair's share of right guesses: 0 if it did not run; skips pairs before a ramp.
+        """Adds each pair's share of correct guesses, 0 if it failed; skips pairs before a ramp.
 
         Arguments are those of `_add`.
         """

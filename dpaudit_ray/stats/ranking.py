@@ -37,20 +37,27 @@ from .trial_log import LEARN, Diverged, Logged
 Complex = NDArray[np.complex128]
 ROUNDING = 1e-12  # of probabilities: no level below it is ever reached
 _BLOCKS = 32  # ranks of equal weight: finer ones change no power by a tenth of a percent
-_TYPICAL, _LARGEST = 6, 24  # weight of a typical mistake, and of the surest
-# Weights are up to 8 times finer if the number of mistakes has a standard deviation below 16.
-_FEW, _FINER = 16, 8.0
-_LLOYD = 20  # iterations at most: two groups part within a few
+_TYPICAL_COST = 6
+_LARGEST_COST = 24  # of the surest mistake
+# Costs are up to 8 times finer if the number of mistakes has a standard deviation below 16.
+_FEW_MISTAKES = 16
+_MOST_FINER = 8.0
+_LLOYD = 20  # iterations at most: two groups separate within a few
 _FAR = 9.0  # standard deviations: costs beyond have a probability of 1e-12
 _PATH = 7.5  # standard deviations within which the number of trials above a level is followed
 _PATHS = tuple(np.linspace(0.0, _PATH, 7))  # deviations at which `_largest` bounds the transform
 _NEGLIGIBLE = -31.0  # log of the largest value of a frequency that is skipped: e^-31 = 3e-14
-_LARGE, _FINE = 128, 16  # trials of a group and levels of a claim from which on `_linear` is used
+# `_linear` is used from so many trials of a group and levels of a claim on.
+_LARGE = 128
+_FINE = 16
 _ADDED = 0.9  # of the mean that trials between ranks and levels add: the rest is kept as a margin
 _FAULT = 1e-9  # a probability below minus this shows that `_linear` failed
 _LOOK = 1.25  # ratio of trials between updates of `Rank`, each of which costs a distribution
-_SMALLEST, _RATIO, _STEPS = 0.005, 1.02, 400  # μ that `Rank` tries, from 0.005 to 13.5
-_PARTS = (1.0, 0.75, 0.5, 0.25)  # of the interpolated way between two of these, tried in turn
+# The grid of μ that `Rank` tries ends at 13.5.
+_SMALLEST = 0.005
+_RATIO = 1.02
+_STEPS = 400
+_PARTS = (1.0, 0.75, 0.5, 0.25)  # of the interpolated step between two μ, tried in turn
 
 
 def ranked_mistakes(
@@ -115,10 +122,10 @@ class Weights:
             costs = np.ones(len(odds), dtype=np.int64)
             return cls(edges, costs)
         deviation = math.sqrt(size * variance)  # of the number of mistakes, about
-        finer = max(1.0, min(_FINER, _FEW / deviation))
-        typical = _TYPICAL * finer  # cost of a typical mistake
+        finer = max(1.0, min(_MOST_FINER, _FEW_MISTAKES / deviation))
+        typical = _TYPICAL_COST * finer  # cost of a typical mistake
         unit = math.sqrt(spread / variance) / typical
-        largest = round(_LARGEST / _TYPICAL * typical)
+        largest = round(_LARGEST_COST / _TYPICAL_COST * typical)
         costs = np.minimum(np.round(odds / unit), largest).astype(np.int64)
         return cls(edges, costs)
 
@@ -199,7 +206,8 @@ def _costs(weights: Weights, responses: Responses) -> Costs:
     left out. Claims of many levels try the fast `_linear`; if it fails, `_transform` computes the
     same in more time. Probability that is lost to rounding is given to the smallest cost.
     """
-    sizes, costs = np.diff(weights.edges), weights.costs
+    sizes = np.diff(weights.edges)
+    costs = weights.costs
     expected_mistakes = sizes * _rates(weights, responses, 0.0)  # of each block
     mean = float(expected_mistakes @ costs)
     half_width = _FAR * math.sqrt(float(expected_mistakes @ costs**2)) + _FAR
@@ -236,8 +244,9 @@ def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
     Args:
         weights: of the group, for its blocks.
         responses: of the claim.
-        surer: standard deviations by which more trials than expected are above each level: with 1,
-            the block up to rank r holds the answers that would be expected up to a lower rank.
+        surer: standard deviations by which the number of trials above each level exceeds the
+            expected one. Then the block up to rank r has the answers that are expected up to a
+            lower rank.
     """
     size = weights.edges[-1]
     ends, errors = responses.cumulated(responses.mistakes)

@@ -138,7 +138,8 @@ class EpsDelta(Logged, Estimator):
         gain = functools.partial(epsilon_of_rates, delta=delta)
         scores, members = self._log.arrays()
         trials = len(scores)
-        first, threshold = 0, self.value  # trials that choose the threshold: none if it is fixed
+        first = 0  # trials that choose the threshold: none if it is fixed
+        threshold = self.value
         learn = math.ceil(LEARN * self.planned)  # trials that show which world diverges
         if self.threshold != "fixed":
             first = learn = math.ceil(SHARES[self.threshold] * self.planned)

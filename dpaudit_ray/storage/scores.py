@@ -33,7 +33,8 @@ SCORE_SCHEMA = pa.schema(
 # Measured on held-out examples, or for reconstructions; columns after the score if measured.
 UTILITY = ("accuracy", "loss", "determined")
 # Last columns, if a trial failed or diverged: the reason, empty for all other trials.
-MISSED, DIVERGED = "missed", "diverged"
+MISSED = "missed"
+DIVERGED = "diverged"
 _DIGEST = b"dpaudit_sha256"  # key in a file's footer: digest of the pack that was written
 
 

@@ -565,9 +565,9 @@ def test_14b_averages_of_evidence_need_no_split():
 @pytest.mark.parametrize("lost", [[], [0], [1], [0, 0, 1, 1, 0], [1, 1]])
 def test_runs_cover_all_trials_once(lost):
     marks = np.array(lost, dtype=bool)
-    found = list(base.alike_in_a_row(marks))
+    found = list(base.stretches_of_equal(marks))
     assert [bool(mark) for rows, _ in found for mark in marks[rows]] == marks.tolist()
     assert all((marks[rows] == missed).all() for rows, missed in found)
     assert all(one[1] != two[1] for one, two in itertools.pairwise(found))
-    first, rest = base.alike_in_a_row(np.ones(2**20 + 1, dtype=bool))
+    first, rest = base.stretches_of_equal(np.ones(2**20 + 1, dtype=bool))
     assert (first, rest) == ((slice(0, 2**20), True), (slice(2**20, 2**20 + 1), True))

@@ -227,7 +227,8 @@ class ConvPoolRule(Rule):
             Both [n, B, h, w, o].
         """
         inputs, batch = images.shape[:2]
-        n, outputs = len(theta), self.weight.shape[0]
+        n = len(theta)
+        outputs = self.weight.shape[0]
         y = _with_spare_numbers((n, batch, *windows, outputs), images)
         marks = torch.empty(y.shape, dtype=torch.uint8)
         lanes = vector_code.lanes(y.itemsize, n // inputs * outputs)

@@ -134,7 +134,8 @@ def _convolve(
     blocks, height, width, lanes = w.shape[1:]
     rows, columns, channels = out.shape
     row = images.shape[3]
-    tile_rows, tile_columns = len(static[1]), len(static[2])
+    tile_rows = len(static[1])
+    tile_columns = len(static[2])
     image_start = (image_set * images.shape[1] + image) * images.shape[2] * row
     arrays = (images, w, bias, out)
     for block in range(blocks):
@@ -240,7 +241,8 @@ def scratch(
         steps: distances between positions and between windows.
     """
     image_row = images.shape[3]
-    window_shape, outputs = marks.shape[2:4], marks.shape[4]
+    window_shape = marks.shape[2:4]
+    outputs = marks.shape[4]
     windows = math.prod(marks.shape[2:])
     rows, columns = steps.positions(window_shape)
 

@@ -112,12 +112,14 @@ def _forward(
         starts: where weights and biases begin [L, 2]; -1 for none.
         acts: [n, Σ widths[1:], B], to be written.
     """
-    layers, batch = len(widths) - 1, x.shape[1]
+    layers = len(widths) - 1
+    batch = x.shape[1]
     zero = theta.dtype.type(0)
     for m in range(theta.shape[0]):
         first = 0  # row of `acts` where the layer's outputs begin
         for layer in range(layers):
-            inputs, outputs = widths[layer], widths[layer + 1]
+            inputs = widths[layer]
+            outputs = widths[layer + 1]
             weight_start, bias_start = starts[layer]
             below = x if layer == 0 else acts[m, first - inputs : first]
             for o in range(outputs):
@@ -180,7 +182,8 @@ def _backward(
             norm = math.sqrt(squares[s])
             squares[s] = weights[m, s] * (clip / norm if norm > clip else 1.0)
         for layer in range(last + 1):
-            inputs, outputs = widths[layer], widths[layer + 1]
+            inputs = widths[layer]
+            outputs = widths[layer + 1]
             below = x if layer == 0 else acts[m, first - inputs : first]
             _write_sums(below, grads[first : first + outputs], squares, starts[layer], out[m])
             first += outputs
@@ -201,7 +204,8 @@ def _add_squares(
         bias: whether the layer has one.
         squares: [B], to which they are added.
     """
-    g_squares, x_squares = np.zeros_like(squares), np.zeros_like(squares)
+    g_squares = np.zeros_like(squares)
+    x_squares = np.zeros_like(squares)
     if bias:
         x_squares[:] = 1
     for o in range(len(above)):
@@ -231,10 +235,12 @@ def _push_down(
     """
     inputs, batch = below.shape
     for i in range(inputs):
-        row, source = down[i], below[i]
+        row = down[i]
+        source = below[i]
         row[:] = 0
         for o in range(len(above)):
-            w, g = weight[o * inputs + i], above[o]
+            w = weight[o * inputs + i]
+            g = above[o]
             for s in range(batch):
                 row[s] += w * g[s]
         for s in range(batch):
@@ -257,14 +263,16 @@ def _write_sums(
     zero = out.dtype.type(0)
     weight_start, bias_start = start
     for o in range(len(above)):
-        g, summed = above[o], zero
+        g = above[o]
+        summed = zero
         for s in range(len(factors)):
             g[s] *= factors[s]
             summed += g[s]
         if bias_start >= 0:
             out[bias_start + o] = summed
         for i in range(len(below)):
-            source, summed = below[i], zero
+            source = below[i]
+            summed = zero
             for s in range(len(factors)):
                 summed += g[s] * source[s]
             out[weight_start + o * len(below) + i] = summed

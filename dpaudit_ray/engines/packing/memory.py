@@ -108,7 +108,10 @@ def free_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-_MMAP_MAX, _TRIM_THRESHOLD, _ARENA_MAX = -4, -1, -8  # glibc's names in malloc.h
+# Numbers that glibc's malloc.h gives these options.
+_MMAP_MAX = -4
+_TRIM_THRESHOLD = -1
+_ARENA_MAX = -8
 
 
 def keep_heap() -> None:

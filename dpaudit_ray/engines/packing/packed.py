@@ -198,7 +198,8 @@ class PackedModel:
             with torch_on_all_threads():
                 return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
-        n, batch = len(theta), len(y)
+        n = len(theta)
+        batch = len(y)
         if weights is None:
             weights = theta.new_ones(n, batch)
 

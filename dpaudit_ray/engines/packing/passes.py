@@ -225,7 +225,8 @@ class Passes:
 
         The models are entered group by group.
         """
-        self._all, self.input = theta, x
+        self._all = theta
+        self.input = x
         self._shared.clear()
         yield
         self.records.clear()
@@ -258,7 +259,8 @@ class Passes:
             ValueError: the layer is applied twice, or to other rows than those of the batch.
         """
         self.enter_layer(rule)
-        batch, models = self.input, len(self.theta)
+        batch = self.input
+        models = len(self.theta)
         rows = x.shape[0] if x.dim() else 0
         # Same memory: the batch itself, or a view that reshapes each example. If the view has
         # another stride, its rows are not the examples.
@@ -323,7 +325,8 @@ class Layer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """Dtype and shape for code that asks for them, without any numbers."""
-        shape, dtype = self.rule.weight.shape, self.passes.theta.dtype
+        shape = self.rule.weight.shape
+        dtype = self.passes.theta.dtype
         return torch.empty(shape, dtype=dtype, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -375,7 +378,8 @@ class _Apply(torch.autograd.Function):
     ) -> None:
         """Moves what the rule saved from the layer to autograd's node of this call."""
         _, _, ctx.layer, ctx.shared = inputs
-        ctx.saved, ctx.layer.saved = ctx.layer.saved, None
+        ctx.saved = ctx.layer.saved
+        ctx.layer.saved = None
 
     @staticmethod
     def vmap(
@@ -405,7 +409,8 @@ class _Apply(torch.autograd.Function):
         g: Tensor,
     ) -> tuple[Tensor | None, None, None, None]:
         """Records the gradient of the output; computes that of the input only if it is needed."""
-        rule, passes = ctx.layer.rule, ctx.layer.passes
+        rule = ctx.layer.rule
+        passes = ctx.layer.passes
         passes.records.append(Record(rule, ctx.saved, g, ctx.shared))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None

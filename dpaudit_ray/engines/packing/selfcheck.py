@@ -156,7 +156,8 @@ def _fastest_right(candidate: Candidate, expected: "_Expected") -> Way:
     for one, or without `vmap`. `obstacle` states why a faster way failed. The last way computes
     what autograd does, so if it fails, the module does not repeat itself.
     """
-    packed, module = candidate.packed, candidate.module
+    packed = candidate.packed
+    module = candidate.module
     if isinstance(packed, str):
         obstacle = packed
     else:
@@ -330,7 +331,8 @@ def _error_among_many(
     """
     most = _MOST // len(candidate.initial)
     theta = candidate.similar_models(max(1, min(count, most)))
-    x, y = cast(candidate.x, theta.dtype), candidate.y
+    x = cast(candidate.x, theta.dtype)
+    y = candidate.y
     alone = make(ONE_BY_ONE)
     least = _CANCELLED * clip_norm
 

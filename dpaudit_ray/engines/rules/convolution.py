@@ -89,7 +89,9 @@ class Conv2dRule(Rule):
             x: input [models * batch, channels, height, width].
             g: gradient of the output [models * batch, outputs, out_height, out_width].
         """
-        models, outputs, groups = len(theta), g.shape[1], self._groups
+        models = len(theta)
+        outputs = g.shape[1]
+        groups = self._groups
         batch = len(g) // models
         g = g.flatten(2)
         positions = g.shape[2]
@@ -138,7 +140,9 @@ class Conv2dRule(Rule):
         """Implements `Rule.samples_shared`; patches of the batch are unfolded once, in `cache`."""
         if self._groups > 1:
             return super().samples_shared(theta, x, parts, cache)
-        models, batch, outputs = len(theta), len(x), self.weight.shape[0]
+        models = len(theta)
+        batch = len(x)
+        outputs = self.weight.shape[0]
         by_sample = [part.transpose(0, 1).flatten(3) for part in parts]
         g = torch.cat(by_sample, 1)  # [batch, models, outputs, positions]
         if not should_form_gradients(batch, g.shape[3], self._inputs, outputs):

@@ -362,7 +362,8 @@ class Recipe(Strict):
         """Raises SpecError unless all models share batches, and a record is in one per epoch."""
         records = self.sizes.examples
         batches = self.sizes.per_epoch
-        period, canaries = adversary.period, adversary.canaries
+        period = adversary.period
+        canaries = adversary.canaries
         for key, value, is_wrong, remedy in (
             ("mechanism.sampling", self.sampling.name, not self.sampling.in_known_steps, "fixed"),
             ("mechanism.augmentations", self.augmentations, self.augmentations > 1, "1"),

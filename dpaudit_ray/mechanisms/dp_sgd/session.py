@@ -403,7 +403,8 @@ class DpSgdSession(ResumableSession):
         interruption it continues from the latest checkpoint. Arguments are those of
         `ResumableSession.run`.
         """
-        training, adversary = self.training, self.adversary
+        training = self.training
+        adversary = self.adversary
         canaries = adversary.canaries
         bits = torch.from_numpy(members).to(training.initial)
         if canaries > 1:
@@ -574,7 +575,8 @@ class FrozenSession:
         canary is in and sampled, the part of the other records, and noise N(0, σ²). Arguments and
         result are those of `Session.run`.
         """
-        recipe, adversary = self.training.recipe, self.adversary
+        recipe = self.training.recipe
+        adversary = self.adversary
         public = PublicView(self.training)
         noise = np.random.default_rng(derive("frozen", seed))
         coin_rng = np.random.default_rng(derive("coins", seed))

@@ -67,7 +67,8 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
         relative_change = max(relative_change, float(change) / largest)
     learning = []  # names of tensors in which different records leave different values
     for name in sorted({*learned, *others_learned}):
-        a, b = learned.get(name), others_learned.get(name)
+        a = learned.get(name)
+        b = others_learned.get(name)
         if a is None or b is None or not torch.equal(a, b):
             learning.append(name)
     return ForwardInspection(
