@@ -264,7 +264,7 @@ def notebook_progress() -> Callable[[Progress], None]:
 
     def update(snapshot: Progress) -> None:
         """Replaces the bar in the notebook's cell."""
-        phase = f", {snapshot.phase}" if snapshot.phase and snapshot.left else ""
+        phase = f", {snapshot.phase}" if snapshot.phase and snapshot.trials_remaining else ""
         display.update(
             html(
                 f'<progress max="{max(snapshot.trials, 1)}" value="{snapshot.done}"></progress> '

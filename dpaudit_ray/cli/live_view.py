@@ -307,7 +307,7 @@ class Display:
         self._progress = progress
         self._speed.add(progress, now)
         # The phase lasts until a snapshot has trials of a pack, so that there is a speed.
-        has_speed = not (progress.left and math.isnan(self._speed.rate(now)))
+        has_speed = not (progress.trials_remaining and math.isnan(self._speed.rate(now)))
         if progress.phase or has_speed:
             self._enter_phase(progress.phase, now)
         if previous is None or previous.done != progress.done == progress.trials:

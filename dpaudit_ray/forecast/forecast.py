@@ -427,9 +427,9 @@ def seconds_per_trial(
 
 
 def _pack_seconds(trainer: PackTrainer, pack: Pack, cell: Cell) -> float:
-    if not trainer.by_steps(pack.audit):
-        return trainer.seconds(pack, cell.horizons)
-    return extrapolated(lambda step: trainer.seconds(pack, (step,)), cell.horizons)
+    if not trainer.takes_time_by_steps(pack.audit):
+        return trainer.time_pack(pack, cell.horizons)
+    return extrapolated(lambda step: trainer.time_pack(pack, (step,)), cell.horizons)
 
 
 def extrapolated(

@@ -20,7 +20,7 @@ from .progress import Activity, Progress
 from .trainer import Brief, PackTrainer
 
 _log = logging.getLogger("dpaudit")
-WRITERS = 32  # packs that the aggregator stores at once; they mostly wait for storage
+WRITERS = 32  # threads that store packs at once; they mostly wait for storage
 
 
 @ray.remote(max_concurrency=WRITERS, concurrency_groups={"pulse": 1})
@@ -34,7 +34,7 @@ class Aggregator:
             location: the run directory.
             owner: the driver's lease; once another driver has the run, this one writes no more.
         """
-        _settle_in()
+        _prepare_process()
         self._location = location
         self._owner = owner
         self._opening = threading.Lock()  # held while the run directory is read
@@ -70,7 +70,7 @@ class Aggregator:
             except Exception as error:  # noqa: BLE001 (thread boundary: raised by the next call)
                 self._trouble = error
 
-    # A thread of its own answers. Ray may not repeat the call: a restarted process would answer it.
+    # A separate thread answers. Ray may not repeat the call: a restarted process would answer it.
     @ray.method(concurrency_group="pulse", max_task_retries=0, enable_task_events=False)  # type: ignore[untyped-decorator]
     def pulse(self) -> bool:
         """Returns True, as this process runs, even while others of its methods wait."""
@@ -99,7 +99,7 @@ class Trainer(PackTrainer):
     def __init__(self, name: str) -> None:
         """Takes the sweep's `name`, which the dashboard reads once, after the constructor."""
         self._name = name
-        _settle_in()
+        _prepare_process()
         if ray.get_runtime_context().was_current_actor_reconstructed:
             ray.actor.exit_actor()  # the driver starts another one
 
@@ -111,7 +111,7 @@ class Trainer(PackTrainer):
         aggregator: Any,
         datasets: dict[str, Any],
     ) -> tuple[str, str, provenance.Code]:
-        """Constructs the trainer from its work, which is too much for the constructor's call.
+        """Gives the trainer its work, which is too large for the constructor's call.
 
         Args:
             modules: the user's modules whose versions the driver compares.
@@ -159,7 +159,7 @@ def task_name(
     return f"{role}.{method}()"  # without brackets, Ray shows the actor's repr
 
 
-def _settle_in() -> None:
+def _prepare_process() -> None:
     """Leaves signals to the driver, and sends log lines to the file of this worker."""
     # Ctrl-C and a closed terminal reach the process group, but only the driver reacts to them.
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -1,7 +1,7 @@
 """The only writer of results: stores packs, folds them in trial order, keeps the estimates.
 
 A pack is written, then folded, then acknowledged, so an acknowledged pack survives anything.
-Everything else in here is rebuilt from the run directory whenever this starts.
+All other state is rebuilt from the run directory whenever an aggregation starts.
 
 Several threads may write packs at once; they are folded one at a time. Bounds of millions of trials
 take seconds: they are computed outside of the lock that folding needs, for SHARE of a core.
@@ -28,7 +28,7 @@ from .progress import Activity, Progress
 
 KEEP_UP_SECONDS = 1.0
 FLUSH_SECONDS = 5.0
-SHARE = 0.1  # bounds take this share of a core: after a flush of 10 s come 90 s without one
+SHARE = 0.1  # of a core, for bounds: after a flush of 10 s come 90 s without one
 
 
 class Aggregation:
@@ -58,7 +58,7 @@ class Aggregation:
         self._record = outcomes.Record(run, plan)
         self._retried = set[Pack]()  # failed packs that are run again: no misses until then
         self._audits = [
-            AuditState(self._open_sweep, index, self._misses(index))
+            AuditState(self._open_sweep, index, self._missed_packs(index))
             for index in range(len(plan.audits))
         ]
         if run.complete:
@@ -100,7 +100,7 @@ class Aggregation:
         with self._folding:
             self._retried.discard(pack)
             if pack.bounds in self._audits[pack.audit].trials.failed:
-                # Its trainer was believed lost, and its trials are misses so far.
+                # The pack's trainer was believed lost, and its trials are misses so far.
                 self._reopen(pack.audit)
             self._audits[pack.audit].add(scores)
 
@@ -139,8 +139,8 @@ class Aggregation:
     def try_again(self, packs: Collection[Pack]) -> None:
         """Counts failed packs as open, since they are run again: no misses until they fail again.
 
-        They stay on record, in case this process ends before. Whether the trials of their audits
-        are enough is decided again. Raises StorageError.
+        Their failures stay on record, in case this process ends before the packs are run. Whether
+        the trials of their audits are enough is decided again. Raises StorageError.
         """
         with self._folding:
             self._retried.update(packs)
@@ -156,13 +156,13 @@ class Aggregation:
         return Progress(tuple(audits), activity, self._checkpoints.last)
 
     def keep_up(self) -> None:
-        """Updates estimates by what was folded, gathers files, and writes if that is due.
+        """Updates estimates by the folded packs, compacts files, and writes if that is due.
 
         A thread calls it every KEEP_UP_SECONDS or so. Raises StorageError.
         """
         with self._writing:
             for index in range(len(self._plan.audits)):
-                self._up_to_date(index)
+                self._bring_up_to_date(index)
             self._compactor.gather_finished([audit.trials for audit in self._audits])
         if time.monotonic() >= self._next_flush:
             self.flush()
@@ -176,7 +176,7 @@ class Aggregation:
             enough = {}
             rows = []
             for index in range(len(self._plan.audits)):
-                audit, snapshot = self._up_to_date(index)
+                audit, snapshot = self._bring_up_to_date(index)
                 complete &= snapshot.complete and self._prepared.suffices(index)
                 missed += snapshot.missed
                 if snapshot.decided is not None:
@@ -207,7 +207,7 @@ class Aggregation:
                 "same command again"
             )
 
-    def _up_to_date(self, index: int) -> tuple[AuditState, Snapshot]:
+    def _bring_up_to_date(self, index: int) -> tuple[AuditState, Snapshot]:
         """Folds the packs of an audit, by its index, that its estimates do not have yet.
 
         Returns:
@@ -224,11 +224,11 @@ class Aggregation:
         """Returns whether a file has the pack's scores."""
         return pack.bounds in self._audits[pack.audit].trials.stored
 
-    def _misses(self, index: int) -> list[Bounds]:
+    def _missed_packs(self, index: int) -> list[Bounds]:
         """Returns the packs of an audit that failed, and are not run again now."""
         failed = self._record.failed.keys() - self._retried
         return [pack.bounds for pack in failed if pack.audit == index]
 
     def _reopen(self, index: int) -> None:
         """Folds an audit's finished trials anew, since other packs count as misses now."""
-        self._audits[index] = self._audits[index].reopened(self._misses(index))
+        self._audits[index] = self._audits[index].reopened(self._missed_packs(index))

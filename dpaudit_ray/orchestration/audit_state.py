@@ -55,7 +55,7 @@ class Snapshot:
         packs: the packs folded since the last call.
         decided: the trials that were enough by `stop_when`, None without a decision.
         complete: whether no trial is missing up to these; a miss is missing.
-        missed: the trials that were missed one by one, by kind.
+        missed: trials that failed while others of their pack did not, by kind.
     """
 
     packs: list[ConsumedPack]
@@ -102,11 +102,12 @@ class AuditState:
         self._test = None
         if self._rule is not None and self._rule.verdict:
             self._test = claims.test(audit, cell)
-        # The first is shown, the last is compared with the claim. A Gaussian has no ε at δ = 0.
+        # The first bound is shown, the last is compared with the claim. At δ = 0, a Gaussian has
+        # no finite ε.
         self._bounds = [live_bound(audit)] if cell.audit.delta else []
         if not claims.is_gaussian(cell, audit.accountant):
             self._bounds.append(live_bound(audit, curve="any"))
-        self._missed: dict[str, MissedTrials] = {}  # one by one, by the name of the exception
+        self._missed: dict[str, MissedTrials] = {}  # by the name of the exception
         self._not_in_estimates: list[ConsumedPack] = []  # folded since the last snapshot
         self._live_bound: Estimate | None = None  # kept until the next fold
         self.decided: int | None = None
@@ -136,8 +137,8 @@ class AuditState:
     def progress(self, activity: Activity) -> AuditProgress:
         """Returns the progress of the audit; `activity` is what the driver knows of the sweep."""
         if self._live_bound is None:
-            bound = self._comparable(self._open_sweep.each_audit)
-            # Its status and its assumptions follow from the curve that is claimed.
+            bound = self._live_estimate(self._open_sweep.each_audit)
+            # The status of the bound, and its assumptions, follow from the claimed curve.
             self._live_bound = bound.given(self._cell.trade_off())
         missed = sum(kind.trials for kind in self._missed.values())
         parts_done, parts = self._open_sweep.prepared.progress(self._index)
@@ -157,7 +158,7 @@ class AuditState:
             self._index in activity.refuted,
         )
 
-    def _comparable(self, confidence: float) -> Estimate:
+    def _live_estimate(self, confidence: float) -> Estimate:
         """Returns the live bound; if it exceeds the claim, a bound that may refute the claim.
 
         If the claimed curve is not Gaussian, a bound that assumes a Gaussian curve refutes nothing:
@@ -170,7 +171,7 @@ class AuditState:
         return bound
 
     def _advance(self, into_estimates: bool = False) -> None:
-        """Folds the packs that follow, until they are enough.
+        """Folds further packs, in the order of their trials, until these are enough.
 
         Args:
             into_estimates: whether to fold them into the estimates at once. That takes long, so
@@ -202,7 +203,7 @@ class AuditState:
         claim = self._audit.claim
         if within is None or not 0 < claim < math.inf:
             return False
-        bound = self._comparable(self._cell.audit.confidence)
+        bound = self._live_estimate(self._cell.audit.confidence)
         return bound.epsilon_lower >= (1 - within) * claim
 
     def _count_missed(self, pack: ConsumedPack) -> None:
@@ -217,6 +218,6 @@ class AuditState:
 
 
 def live_bound(audit: PlannedAudit, **options: str) -> Estimator:
-    """Returns a bound that holds after every pack. Of a single training run, it shows nothing."""
+    """Returns a bound that holds after every pack; a single training run gives none above 0."""
     method = default_time_uniform_methods(not audit.independent, audit.paired)[0]
     return EstimatorSpec(name=method, options=options).make(audit.declared[0], audit.together)

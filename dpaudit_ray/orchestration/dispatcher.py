@@ -23,19 +23,19 @@ from .executors import (
     WorkerDiedError,
 )
 from .faults import Deadlines, FaultAttribution
-from .interruption import GONE_SECONDS, LOOK_SECONDS, RESUME, HeadLiveness
+from .interruption import GONE_SECONDS, HEALTH_CHECK_SECONDS, RESUME, HeadLiveness
 from .progress import Activity, Progress, Tell
 from .trainer import runs_of
 from .workers import Capacity, MachineCompatibility, Pool, Worker
 
 HANG_SECONDS = 0.5  # between two checks for trainers that hang
-START_SECONDS = 120.0  # a new aggregator may take: it imports, perhaps while many others do
-CLOSE_SECONDS = 10.0
-QUIET = 10.0  # seconds without an answer: longer than it takes to fold a pack
+START_SECONDS = 120.0  # that a new aggregator may take to import, while others do, too
+CLOSE_SECONDS = 10.0  # for the last answer of the aggregator
+QUIET_SECONDS = 10.0  # without an answer of the aggregator: longer than it takes to fold a pack
 
 
 class Dispatcher:
-    """Runs packs by trainers around one aggregator, whatever executor runs these."""
+    """Runs packs by trainers and one aggregator, which any executor may start."""
 
     def __init__(
         self, executor: Executor, work: Work, capacity: Capacity, liveness: HeadLiveness
@@ -43,9 +43,9 @@ class Dispatcher:
         """Starts the aggregator, waits until it has read the run directory, and starts trainers.
 
         Args:
-            executor: starts and calls them.
+            executor: starts and calls trainers and aggregator.
             work: the planned sweep.
-            capacity: counts the trainers that the nodes hold.
+            capacity: counts the trainers that fit on the nodes.
             liveness: watches the head of the cluster.
 
         Raises:
@@ -55,7 +55,7 @@ class Dispatcher:
         self._work = work
         self._capacity = capacity
         self._liveness = liveness
-        self._owners: dict[Future[Any], Worker] = {}  # each by the answer that is expected of it
+        self._owners: dict[Future[Any], Worker] = {}  # trainers, by the answer that they still owe
         self._to_retry: list[Pack] = []  # packs that another trainer is to run again
         self._last_hang_check = -math.inf  # time of the last check, by `time.monotonic`
         self._aggregator = executor.start("Aggregator", f"{work.sweep.name}-aggregator")
@@ -69,7 +69,7 @@ class Dispatcher:
             self._deadlines = Deadlines(work.sweep.resources.pack_deadline, limits)
             self._pool = Pool(self._start_worker, executor.kill, capacity)
             self._attribution = FaultAttribution(capacity, work.tell, self._pool.changed)
-            self.backlog(work.packs)
+            self.set_backlog(work.packs)
             self._pool.resize()
         except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
             executor.kill(self._aggregator)  # another one may have its name
@@ -85,20 +85,20 @@ class Dispatcher:
         """The number of trainers that run on a node by now."""
         return len(self._pool.ready)
 
-    def backlog(self, packs: float) -> None:
+    def set_backlog(self, packs: float) -> None:
         """Sets how many packs are still to be submitted; inf if that is not known."""
         self._pool.backlog = min(packs, self._work.packs) + len(self._to_retry)
 
     def submit(self, pack: Pack) -> None:
         """Gives the pack to an idle trainer, if any is `free`; never waits for its result."""
-        self._hand(next(iter(self._pool.idle)), pack)
+        self._hand_out(next(iter(self._pool.idle)), pack)
 
     def give_up(self, failures: list[Failure]) -> None:
         """Has the aggregator record packs whose trials are misses; returns when that is done."""
         self._client.call("give_up", failures)
 
     def try_again(self, failures: list[Failure]) -> None:
-        """Discards failures of an earlier attempt at the sweep: their packs are run again now."""
+        """Discards failures of an earlier attempt at the sweep, since their packs are run again."""
         self._attribution.earlier = {failure.pack: failure for failure in failures}
         self._client.call("try_again", list(self._attribution.earlier))
         self._client.refresh()
@@ -126,8 +126,8 @@ class Dispatcher:
         outcomes += self._hanging()
         for outcome in outcomes:
             if isinstance(outcome, Lost) and outcome.pack:
-                # Its second trainer was lost, which shows neither the pack nor the first at fault.
-                self._attribution.drop(outcome.pack)
+                # A lost second trainer shows neither the pack nor the first trainer at fault.
+                self._attribution.forget(outcome.pack)
         self._hand_retries()  # retries come before new packs, which `submit` hands to idle trainers
         return outcomes
 
@@ -138,14 +138,14 @@ class Dispatcher:
         return snapshot
 
     def flush(self) -> None:
-        """Has estimates written; returns when they, and the snapshot of them, are there."""
+        """Has estimates written; returns once they are, and a snapshot of them has arrived."""
         self._client.call("flush")
         self._client.refresh()
 
     def close(self) -> None:
         """Ends aggregator and trainers."""
         try:
-            if self._liveness.answers:  # else they end with this process
+            if self._liveness.answers:  # else Ray ends the workers with this process
                 self._client.close()
                 for worker in self._pool.workers:
                     self._executor.kill(worker.handle)
@@ -164,7 +164,7 @@ class Dispatcher:
         self._owners[greeting] = worker
         return worker
 
-    def _hand(self, worker: Worker, pack: Pack) -> None:
+    def _hand_out(self, worker: Worker, pack: Pack) -> None:
         """Gives a pack to a trainer, with its earlier failure if it has failed before."""
         before = self._attribution.failure(pack)
         worker.pack = pack
@@ -183,9 +183,9 @@ class Dispatcher:
         for pack in packs:
             suspect = self._attribution.suspect(pack)
             ready = [worker for worker in self._pool.ready if not worker.leaving]
-            other = self._attribution.other(suspect, ready)
+            other = self._attribution.next_trainer(suspect, ready)
             if other and not other.pack:
-                self._hand(other, pack)
+                self._hand_out(other, pack)
                 continue
             self._to_retry.append(pack)
             if not other and suspect in self._pool.workers:  # its successor is another one
@@ -213,12 +213,12 @@ class Dispatcher:
         try:
             outcome = answer.result()
         except WorkerDiedError as error:
-            return self._lost_with(worker, error)
+            return self._record_death(worker, error)
         except CallFailedError as error:
             if answer is worker.greeting:  # without `set_up`, the trainer does not know the sweep
-                return self._lost_with(worker, WorkerDiedError(str(error)))
+                return self._record_death(worker, WorkerDiedError(str(error)))
             outcome = Lost(worker.pack, str(error))
-        if answer is worker.greeting:  # answered by the trainer's place, not by an outcome
+        if answer is worker.greeting:  # the answer is the trainer's place, not an outcome
             worker.node, worker.address, machine = outcome
             self._pool.changed(worker)
             if why := self._compatibility.admit(worker.address, machine):
@@ -237,7 +237,9 @@ class Dispatcher:
             The outcome to report; None if another trainer is to try the pack.
         """
         if isinstance(outcome, Failure):
-            try_elsewhere = self._executor.isolates and self._attribution.failed(outcome, worker)
+            try_elsewhere = self._executor.isolates and self._attribution.record_failure(
+                outcome, worker
+            )
             if not try_elsewhere:
                 return outcome
             self._to_retry.append(outcome.pack)
@@ -248,26 +250,26 @@ class Dispatcher:
             started = time.monotonic() - outcome.seconds
             # Only a run from the start, without a wait for the aggregator, is a fair measure.
             if outcome.from_start and self._client.silent_until <= started:
-                self._deadlines.measured(outcome.pack, outcome.seconds)
+                self._deadlines.record_seconds(outcome.pack, outcome.seconds)
             # Another trainer that failed at this pack is at fault, since this one has done it.
-            culprit = self._attribution.done(outcome.pack, worker)
+            culprit = self._attribution.record_success(outcome.pack, worker)
             if culprit in self._pool.workers:
                 self._replace(culprit)
         return outcome
 
-    def _lost_with(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
-        """Returns the pack of a dead trainer as lost, with the reason, and replaces the trainer.
+    def _record_death(self, worker: Worker, error: WorkerDiedError) -> Lost | None:
+        """Replaces a dead trainer; returns its pack as lost, with the reason.
 
-        None for a trainer that had no place on a node yet, as it had no pack either.
+        Returns None for a trainer that was not placed on a node yet, so had no pack either.
         """
         head_answers = self._liveness.answers
         lost_pack = self._killed_for_memory(worker, error) if head_answers else None
         if lost_pack:
             return lost_pack
         pack = self._pool.replace(worker)
-        if not worker.node and error.taken_back:  # its node left before it ran there
+        if not worker.node and error.taken_back:  # the node left before the trainer ran there
             return None
-        if not head_answers:  # all nodes of a lost head go, and none can be asked about
+        if not head_answers:  # all nodes end with their head, and no one lists them
             reason = f"{worker.name}: the cluster's head does not answer"
             return Lost(pack, reason, "node", foreseen=True)
         foreseen = worker.node in self._capacity.leaving
@@ -285,7 +287,7 @@ class Dispatcher:
         if node:
             trainers = sum(other.node == node for other in self._pool.ready)
             address = worker.address or node[:8]
-            crowded = self._capacity.trainer_killed(node, address, max(trainers, 1))
+            crowded = self._capacity.count_memory_kill(node, address, max(trainers, 1))
         # A pack is not to blame if others ran on the node.
         return Lost(self._pool.replace(worker), f"{worker}: {NO_MEMORY}", foreseen=crowded)
 
@@ -305,19 +307,19 @@ class Dispatcher:
                 continue
             # A pack that failed before is run several times.
             runs = runs_of(pack) if self._attribution.failure(pack) else 1
-            limit = self._deadlines.seconds(pack) * runs
+            limit = self._deadlines.limit_seconds(pack) * runs
             if now - max(worker.since, self._client.silent_until) > limit:
                 self._pool.replace(worker)
-                self._deadlines.missed(pack)
+                self._deadlines.record_timeout(pack)
                 hanging.append(Lost(pack, f"{worker} was silent for {limit:.0f} s"))
         return hanging
 
 
 class AggregatorClient:
-    """The aggregator, as the driver sees it: it is started again if it stands still.
+    """The aggregator, as the driver sees it: it is started again if it stops answering.
 
     Attributes:
-        silent_until: when it was silent last, by `time.monotonic`.
+        silent_until: when the aggregator was silent last, by `time.monotonic`.
     """
 
     def __init__(
@@ -332,9 +334,9 @@ class AggregatorClient:
 
         Args:
             executor: calls the aggregator.
-            aggregator: its handle.
+            aggregator: handle of the aggregator.
             liveness: watches the head of the cluster.
-            tell: takes a line for the user if it is started again.
+            tell: takes a line for the user if the aggregator is started again.
             capacity: counts processes that were killed for memory.
         """
         self._executor = executor
@@ -346,8 +348,8 @@ class AggregatorClient:
         self._snapshot: Future[Progress] | None = None  # requested at `_requested_at`
         self._requested_at = 0.0
         self.silent_until = -math.inf
-        self._pulse: Future[bool] | None = None  # the answer that shows that its process runs
-        self._has_pulse = False  # the last pulse came back
+        self._pulse: Future[bool] | None = None  # an answer shows that the process runs
+        self._has_pulse = False  # whether the last pulse was answered
         self._seconds_without_pulse = 0.0
         self._last_pulse_check = 0.0
         self._last: Progress = self.call("progress", Activity())
@@ -379,13 +381,13 @@ class AggregatorClient:
     def silent(self) -> bool:
         """Whether the requested snapshot is overdue, as after a restart: trainers wait then."""
         now = time.monotonic()
-        if not self._snapshot or now - self._requested_at < QUIET:
+        if not self._snapshot or now - self._requested_at < QUIET_SECONDS:
             return False
         self.silent_until = now
         return True
 
     def close(self) -> None:
-        """Lets it answer: Ray reports a call that is cut off by `kill` as a failure."""
+        """Lets the aggregator answer: Ray reports a call that `kill` cuts off as a failure."""
         if self._snapshot:
             concurrent.futures.wait([self._snapshot], CLOSE_SECONDS)
 
@@ -397,13 +399,13 @@ class AggregatorClient:
             self._last = self._result(snapshot)
 
     def _check_pulse(self) -> None:
-        """Requests a pulse every LOOK_SECONDS; kills a process that gives none for too long."""
+        """Requests a pulse at each health check; kills a process that gives none for too long."""
         now = time.monotonic()
-        if now - self._last_pulse_check < LOOK_SECONDS:
+        if now - self._last_pulse_check < HEALTH_CHECK_SECONDS:
             return
         self._last_pulse_check = now
         if self._pulse and self._pulse.done():
-            self._has_pulse = self._pulse.exception() is None  # else it died, and is started again
+            self._has_pulse = self._pulse.exception() is None  # else it died: Ray starts it again
             self._pulse = None
             if not self._has_pulse and self._capacity.new_memory_kill():
                 self._tell(f"the aggregator was killed, as {NO_MEMORY}; it is started again")
@@ -412,7 +414,7 @@ class AggregatorClient:
             self._seconds_without_pulse = 0.0
             return
         # Adds up checks instead of reading the clock: this process may have been paused itself.
-        self._seconds_without_pulse += LOOK_SECONDS
+        self._seconds_without_pulse += HEALTH_CHECK_SECONDS
         if self._seconds_without_pulse >= (GONE_SECONDS if self._has_pulse else START_SECONDS):
             why = f", as {NO_MEMORY}" if self._capacity.new_memory_kill() else ""
             silence = f"{self._seconds_without_pulse:.0f} s{why}"
@@ -426,7 +428,7 @@ class AggregatorClient:
 
     def _result(self, answer: Future[Any]) -> Any:
         """Waits for an answer of the aggregator, as long as its process shows life."""
-        while not concurrent.futures.wait([answer], LOOK_SECONDS).done:
+        while not concurrent.futures.wait([answer], HEALTH_CHECK_SECONDS).done:
             self._liveness.require()  # a call waits for ever if no head can restart an actor
             self._check_pulse()
         try:

@@ -18,9 +18,9 @@ from .interruption import RESUME, Stop
 from .progress import Activity, Progress, Tell, tell_nobody
 
 SHOW_SECONDS = 0.5
-SAME_FAILURES = 3  # packs of an audit that fail the same way in a row: the others would as well
+SAME_FAILURES = 3  # packs in a row that fail the same way end their audit: others would fail, too
 LOSSES_PER_PACK = 5  # trainers that die under one pack before the pack is held responsible
-NODES_PER_PACK = 20  # nodes that vanish under one pack: it may be what ends them
+NODES_PER_PACK = 20  # nodes that vanish under one pack before it is held responsible
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Driver:
             self._take_snapshot()
             while not self._stop.expired and (self._top_up() or self._in_flight):
                 self._require()
-                self._dispatcher.backlog(0 if self._ending else self._queue.backlog)
+                self._dispatcher.set_backlog(0 if self._ending else self._queue.backlog)
                 for outcome in self._dispatcher.wait(timeout=SHOW_SECONDS):
                     self._settle(outcome)
                 if time.monotonic() - self._last_shown >= SHOW_SECONDS:
@@ -93,7 +93,7 @@ class Driver:
                 self._dispatcher.flush()
             raise
         self._dispatcher.flush()
-        self._take_snapshot()  # notes audits that are decided; the next one has them as over
+        self._take_snapshot()  # notes decided audits; the next snapshot shows them as over
         final = self._take_snapshot()
         return Summary(final, self._budget.failures, self._budget.losses, self._stop.requested)
 
@@ -131,7 +131,7 @@ class Driver:
         return audit in self._budget.closed or audit in self._decided
 
     def _settle(self, outcome: Outcome) -> None:
-        """Takes the end of a pack: counts it, puts a lost one back, passes failures on."""
+        """Books how a pack ended: queues a lost one again, passes failures to the aggregator."""
         self._last_result = time.time()
         if outcome.pack:
             self._in_flight.discard(outcome.pack)
@@ -230,7 +230,7 @@ class PackQueue:
         self._returned.appendleft(pack)
 
     def done(self, pack: Pack) -> None:
-        """Takes a pack that is done. Packs that waited for this part alone come next."""
+        """Takes a pack that is done; packs that waited for no other part than this come next."""
         for audit in pack.waiting if isinstance(pack, Part) else ():
             awaited = self._awaited.get(audit, set())
             awaited.discard(pack)
@@ -247,7 +247,7 @@ class PackQueue:
 class FailureBudget:
     """Counts failures and losses: two budgets, and a circuit breaker for each audit.
 
-    Failed packs are the user's code's, dead trainers the infrastructure's.
+    Failed packs are due to the user's code, dead trainers to the infrastructure.
 
     Attributes:
         failures: packs that failed in this attempt at the sweep.
@@ -257,7 +257,7 @@ class FailureBudget:
         trials_lost: number of trials in packs whose trainer died, by audit.
         closed: indices of audits that get no more packs.
         exhausted: whether more packs failed than the sweep allows.
-        resources: has the limits.
+        resources: the section of the sweep file that has the limits.
     """
 
     def __init__(
@@ -271,12 +271,12 @@ class FailureBudget:
         """Counts failures of earlier attempts at the sweep.
 
         Args:
-            resources: has the limits.
+            resources: the section of the sweep file that has the limits.
             labels: names of the audits.
             tell: takes a line for the user.
             recorded: packs that failed earlier.
             last_done: the first trial of the last pack that is done, by audit; None if no audit has
-                one. The recorded failures after that pack count as failures in a row.
+                such a pack. The recorded failures after that pack count as failures in a row.
         """
         self.resources = resources
         self._labels = labels

@@ -47,24 +47,26 @@ class Estimates:
         self._audit = audit
         self._cell = cell
         self._prepared = prepared
-        self.known_rows: list[EstimateRow] | None = None  # since the last pack was folded
+        self.known_rows: list[EstimateRow] | None = None  # computed since a pack was last folded
         self._exact_bounds: dict[int, tuple[Estimate, ...]] | None = None  # by recorded step
         self._specs = self._declared_and_added()
-        self._split_confidence = self._level(budget)
+        self._split_confidence = self._deciding_confidence(budget)
         self._states = []  # at each recorded step, the state of each estimator
         for step in audit.horizons:
-            self._states.append([self._state(spec, step) for spec in self._specs])
-        self._free = self._curve_free()  # at the last step, in addition
+            self._states.append([self._make_state(spec, step) for spec in self._specs])
+        self._curve_free_state = self._make_curve_free_state()  # at the last step, in addition
         self._states_to_feed = [_without_log_of_others(states) for states in self._states]
-        if self._free is not None:
-            self._states_to_feed[-1] = _without_log_of_others([*self._states[-1], self._free])
+        if self._curve_free_state is not None:
+            self._states_to_feed[-1] = _without_log_of_others(
+                [*self._states[-1], self._curve_free_state]
+            )
 
     def fold(self, pack: ConsumedPack) -> None:
         """Adds a pack to the estimators of every recorded step.
 
         The caller must fold packs in the order of their trials.
         """
-        self.known_rows = None  # these were of the packs before
+        self.known_rows = None  # they lack this pack
         for step_number, states in enumerate(self._states_to_feed):
             for state in states:
                 score_stream.feed(state, pack, column=step_number)
@@ -84,20 +86,20 @@ class Estimates:
         cell = self._cell
         level = (cell.audit.delta, cell.audit.confidence)
         independent = cell.mechanism.independent_canaries(cell.adversary)
-        exact = self._exact()
+        exact = self._bounds_without_trials()
         rows = []
         for index, step in enumerate(self._audit.horizons):
             curve = cell.trade_off(step)
             bounds = [bound.given(curve) for bound in exact.get(step, ())]
-            # Each with its ε at the split level, at which all bounds of the sweep hold together.
+            # Each bound with its ε at the split level, at which all bounds of the sweep hold.
             with_epsilon = [(bound, bound.epsilon_lower) for bound in bounds]
             for spec, state in zip(self._specs, self._states[index], strict=True):
                 bound = replace(state.bound(*level), method=spec.name)
                 with_epsilon.append(self._with_status(state, bound.given(curve, independent)))
                 if state.time_uniform() or not self._audit.extended:
                     bounds.append(bound)
-            if self._free is not None and step == self._audit.horizons[-1]:
-                bounds.append(self._free.bound(*level))
+            if self._curve_free_state is not None and step == self._audit.horizons[-1]:
+                bounds.append(self._curve_free_state.bound(*level))
             free = curve_free(bounds)
             free_epsilon = math.nan if free is None else free.epsilon_lower
             free_method = "" if free is None else free.method
@@ -120,7 +122,7 @@ class Estimates:
                     rows.append(row)
         return rows
 
-    def _exact(self) -> dict[int, tuple[Estimate, ...]]:
+    def _bounds_without_trials(self) -> dict[int, tuple[Estimate, ...]]:
         """Returns the bounds that need no trials, by step.
 
         They are computed once; while parts of the preparation are missing, anew on each call.
@@ -135,7 +137,7 @@ class Estimates:
             self._exact_bounds = bounds
         return self._exact_bounds
 
-    def _level(self, budget: SweepBudget) -> float:
+    def _deciding_confidence(self, budget: SweepBudget) -> float:
         """Returns the confidence of each bound that may decide this audit.
 
         The sweep grants the audit one share of its error per declared estimator. If estimators were
@@ -176,25 +178,25 @@ class Estimates:
                 specs.append(EstimatorSpec(name=methods[0], options={"curve": "any"}))
         return specs
 
-    def _curve_free(self) -> State | None:
-        """Returns an estimator that bounds ε for any mechanism; None if declared, or none holds."""
+    def _make_curve_free_state(self) -> State | None:
+        """Makes an estimator that bounds ε for any mechanism; None if declared or if none holds."""
         last = self._audit.horizons[-1]
         if self._audit.paired:
             spec = EstimatorSpec(name="paired", options={"curve": "any"})
-            return self._state(spec, last)
+            return self._make_state(spec, last)
         if self._may_look_early and not self._audit.independent:
             return None  # none holds where canaries that share a training run are looked at early
         method = curve_free_method(time_uniform=self._may_look_early)
         listed = any(spec.name == method for spec in self._specs)
         if listed or not self._cell.sampled:
             return None
-        return self._state(EstimatorSpec(name=method), last)
+        return self._make_state(EstimatorSpec(name=method), last)
 
-    def _state(self, spec: EstimatorSpec, step: int) -> State:
+    def _make_state(self, spec: EstimatorSpec, step: int) -> State:
         """Makes an estimator for a recorded step, or one for each planned growth of the audit.
 
         Args:
-            spec: its name and options.
+            spec: name and options of the estimator.
             step: the recorded step, for the claimed curves.
         """
         audit = self._audit
@@ -243,12 +245,12 @@ class Estimates:
 
 
 def _without_log_of_others(states: list[State]) -> list[State]:
-    """Returns the states to feed. Of those that keep only a log of all trials, one is fed.
+    """Returns the states to feed. Of the states that keep only a log of trials, one is fed.
 
-    The others share its log: an entry takes 90 bytes for ten steps.
+    The other such states share its log: an entry takes 90 bytes for ten steps.
     """
     to_feed = []
-    with_log = None  # the one that is fed for all that keep only a log
+    with_log = None  # the fed state whose log the others share
     for state in states:
         if isinstance(state, Logged) and state.keeps_log_only:
             if with_log is not None:

@@ -14,7 +14,7 @@ from ..storage.run_directory import RunDirectory
 from ..sweep.spec import Sweep
 from .progress import Tell, tell_nobody
 
-Role = Literal["Trainer", "Aggregator"]  # scores go from trainers to it, not past the driver
+Role = Literal["Trainer", "Aggregator"]  # trainers send scores to the aggregator
 Handle = Any  # a reference to a worker, of a type that its executor chooses
 NO_MEMORY = "its node ran out of memory; with resources.memory or a larger num_cpus fewer run"
 TRAINER = "-trainer-"  # between the sweep's name and a number, in the names of trainers
@@ -28,7 +28,7 @@ class Work:
         sweep: the sweep.
         plan: its plan.
         run: its run directory.
-        packs: how many are to be run.
+        packs: number of packs that are to be run.
         tell: takes a line for the user.
     """
 
@@ -43,8 +43,8 @@ class WorkerDiedError(Exception):
     """The worker that was called is gone.
 
     Attributes:
-        taken_back: it had no place on a node yet.
-        of_memory: its node ran short of memory.
+        taken_back: the worker was not placed on a node yet.
+        of_memory: the worker's node ran short of memory.
     """
 
     def __init__(self, reason: str, taken_back: bool = False) -> None:
@@ -74,7 +74,7 @@ class Cluster:
 
     Attributes:
         nodes: the nodes that are alive.
-        draining: ids of those that are about to leave.
+        draining: ids of nodes that are about to leave.
         grows: whether an autoscaler adds nodes.
         memory_kills: counts, by node, the processes that were killed because its memory ran short.
     """
@@ -100,7 +100,7 @@ class Executor(Protocol):
         name: str,
         avoid: Collection[str] = (),
     ) -> Handle:
-        """Starts a worker, on none of the nodes to `avoid`; returns before it has its place."""
+        """Starts a worker, on none of the nodes to `avoid`; returns before a node has it."""
 
     def call(
         self,
@@ -108,13 +108,16 @@ class Executor(Protocol):
         method: str,
         *arguments: Any,
     ) -> Future[Any]:
-        """Calls a method; the answer raises an error above, or a DpauditError of the worker."""
+        """Calls a method.
+
+        The answer raises WorkerDiedError, CallFailedError, or a DpauditError of the worker.
+        """
 
     def wait(self, timeout: float) -> list[Future[Any]]:
         """Returns new answers of trainers; waits up to `timeout` seconds for the first."""
 
     def kill(self, worker: Handle, restart: bool = False) -> None:
-        """Ends a worker, whatever it does; the aggregator may be started again."""
+        """Ends a worker at once; with `restart`, the aggregator is started again."""
 
     def nodes(self) -> Cluster:
         """Returns the nodes that workers may run on."""
@@ -128,8 +131,8 @@ class Done:
         pack: its trials, or a part of a preparation.
         seconds: time that its trainer took.
         from_start: it was trained from its beginning, and not from a checkpoint.
-        missed: trials of it that failed.
-        opening: seconds before the training, which other packs of the audit do not take.
+        missed: number of its trials that failed.
+        opening: seconds before the training, which later packs of the audit do not take.
     """
 
     pack: Pack
@@ -144,10 +147,10 @@ class Lost:
     """A trainer that infrastructure has ended.
 
     Attributes:
-        pack: it is run again with the same bits; None if the trainer had none.
-        reason: why, in words for the user.
+        pack: the trainer's pack, run again with the same bits; None if it had none.
+        reason: why the trainer ended, in words for the user.
         cause: "node" if the trainer's node left with it.
-        foreseen: it was announced, and does not count against the pack.
+        foreseen: the end was announced, and does not count against the pack.
     """
 
     pack: Pack | None

@@ -9,9 +9,9 @@ from ..plan.outcomes import Failure
 from .progress import Tell
 from .workers import Capacity, Worker
 
-FACTOR = 10  # times the slowest pack of the audit, trial for trial
-SHORTEST = 120.0  # seconds: opening an audit, a cold file cache, storage that fails for a minute
-FIRST = 1800.0  # seconds, while no pack of the audit was timed; doubled after each that is lost so
+FACTOR = 10  # limit in multiples of the slowest pack of the audit, per trial
+SHORTEST = 120.0  # seconds: an audit is opened, files are not cached, storage fails for a minute
+FIRST = 1800.0  # seconds, while no pack of the audit was timed; doubled after each timeout
 
 
 class FaultAttribution:
@@ -28,18 +28,18 @@ class FaultAttribution:
         self,
         capacity: Capacity,
         tell: Tell,
-        changed: Callable[[Worker], None],
+        notify_change: Callable[[Worker], None],
     ) -> None:
         """Suspects no trainer yet.
 
         Args:
             capacity: counts the faults of nodes.
             tell: takes a line for the user.
-            changed: is called with a trainer that is suspected, or is so no longer.
+            notify_change: is called with a trainer that is suspected, or no longer suspected.
         """
         self._capacity = capacity
         self._tell = tell
-        self._changed = changed
+        self._notify_change = notify_change
         # Failed packs that another trainer is to run or runs: how they failed, and by which one.
         self._suspicions: dict[Pack, tuple[Failure, Worker]] = {}
         self._culprits = set[str]()  # names of trainers that were found at fault
@@ -53,27 +53,27 @@ class FaultAttribution:
         """Returns how the pack failed when it was run before, here or in an earlier attempt."""
         return self._suspicions[pack][0] if pack in self._suspicions else self.earlier.get(pack)
 
-    def failed(self, failure: Failure, worker: Worker) -> bool:
+    def record_failure(self, failure: Failure, worker: Worker) -> bool:
         """Records a failure; returns whether another trainer is to try the pack.
 
         If the pack has failed on two trainers, the first of them is no longer suspected.
         """
         if failure.pack in self._suspicions:
-            self.drop(failure.pack)
+            self.forget(failure.pack)
             return False
         self._suspicions[failure.pack] = failure, worker
         worker.suspected.add(failure.pack)
-        self._changed(worker)
+        self._notify_change(worker)
         return True
 
-    def drop(self, pack: Pack) -> None:
-        """Forgets who failed at a pack, if anyone did: that trainer is not blamed for it."""
+    def forget(self, pack: Pack) -> None:
+        """Forgets which trainer failed at a pack, if one did: it is no longer suspected."""
         if pack in self._suspicions:
             _, worker = self._suspicions.pop(pack)
             worker.suspected.discard(pack)
-            self._changed(worker)
+            self._notify_change(worker)
 
-    def done(self, pack: Pack, by: Worker) -> Worker | None:
+    def record_success(self, pack: Pack, by: Worker) -> Worker | None:
         """Returns the trainer that is at fault: it failed at a pack that another one has done.
 
         Args:
@@ -81,13 +81,13 @@ class FaultAttribution:
             by: the trainer that has done it.
 
         Returns:
-            The trainer; None if no other has failed at the pack, or if that one was at fault
-            before.
+            The trainer; None if no other failed at the pack, or if the one that did was found at
+            fault before.
         """
         if pack not in self._suspicions:
             return None
         failure, culprit = self._suspicions[pack]
-        self.drop(pack)
+        self.forget(pack)
         if culprit.name in self._culprits:
             return None
         self._culprits.add(culprit.name)
@@ -95,21 +95,22 @@ class FaultAttribution:
             f"{culprit} failed ({failure.message}) at {pack.what}, which {by} did: it is replaced"
         )
         if culprit.node != by.node:
-            self._capacity.fault(culprit.node, culprit.address)
+            self._capacity.count_fault(culprit.node, culprit.address)
         return culprit
 
-    def other(
+    def next_trainer(
         self,
         suspect: Worker | None,
         ready: list[Worker],
     ) -> Worker | None:
-        """Returns the trainer that tries a pack next; if it is busy, once it is idle.
+        """Returns the trainer that is to try a pack next, once it is idle; None if there is none.
 
-        Best is one that is trusted, has done a pack, runs on another node, and is idle.
+        Preferred are trainers that are trusted, have done a pack, run on another node than the
+        suspect, and are idle, in this order.
 
         Args:
             suspect: the trainer that failed at the pack.
-            ready: trainers that have their place.
+            ready: trainers that run on a node.
         """
 
         def doubts(worker: Worker) -> tuple[bool, bool, bool, bool]:
@@ -133,7 +134,7 @@ class Deadlines:
         Args:
             fixed: the limit that the sweep sets, in seconds.
             trial_limits: seconds after which a mechanism ends a trial, by index of its audit; None
-                if it ends none.
+                if the mechanism ends no trial.
         """
         self._fixed = fixed
         self._trial_limits = trial_limits or {}
@@ -141,16 +142,16 @@ class Deadlines:
         self._slowest = collections.defaultdict[tuple[int, bool], float](float)
         self._timeouts = collections.Counter[Pack]()
 
-    def measured(self, pack: Pack, seconds: float) -> None:
+    def record_seconds(self, pack: Pack, seconds: float) -> None:
         """Takes the seconds of a pack that was done."""
         kind = _kind(pack)
         self._slowest[kind] = max(self._slowest[kind], seconds / (pack.size or 1))
 
-    def missed(self, pack: Pack) -> None:
+    def record_timeout(self, pack: Pack) -> None:
         """Counts a timeout of a pack: its trainer hung, or the limit is too low."""
         self._timeouts[pack] += 1
 
-    def seconds(self, pack: Pack) -> float:
+    def limit_seconds(self, pack: Pack) -> float:
         """Returns the limit for a pack; a guess until a pack of its audit was timed.
 
         The guess doubles each time that the pack was silent for longer.
@@ -166,5 +167,5 @@ class Deadlines:
 
 
 def _kind(pack: Pack) -> tuple[int, bool]:
-    """Returns what packs that take about as long have in common: the audit, and whether a part."""
+    """Returns a key that packs of about the same duration share: the audit, and whether a part."""
     return pack.audit, isinstance(pack, Part)

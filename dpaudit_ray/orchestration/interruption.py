@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import ClusterError
 from .progress import Tell, tell_nobody
 
-LOOK_SECONDS = 2.0  # between two health checks, and for an answer
+HEALTH_CHECK_SECONDS = 2.0  # from one check to the next, and limit for an answer
 GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped
 LEAVE_SECONDS = 4.0  # the process has to stop by itself, before it is ended
 _HEALTH = "/grpc.health.v1.Health/Check"
@@ -114,7 +114,7 @@ class HealthChecks:
     def ask(
         self,
         addresses: set[str],
-        seconds: float = LOOK_SECONDS,
+        seconds: float = HEALTH_CHECK_SECONDS,
     ) -> None:
         """Checks all servers simultaneously; an answer of any kind is a sign of life.
 
@@ -134,7 +134,9 @@ class HealthChecks:
         for address, answer in answers.items():
             if answer.code().name in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
                 # The time since the last check, and the time for which this one has waited.
-                self.silent[address] += LOOK_SECONDS + min(time.monotonic() - began, seconds)
+                self.silent[address] += HEALTH_CHECK_SECONDS + min(
+                    time.monotonic() - began, seconds
+                )
             else:
                 self.silent[address] = 0.0
 
@@ -213,7 +215,7 @@ class HeadLiveness:
 
     def _watch_servers(self) -> None:
         """Checks head and daemon in turn, and ends this process if they stay silent."""
-        while not self._closed.wait(LOOK_SECONDS):
+        while not self._closed.wait(HEALTH_CHECK_SECONDS):
             self._checks.ask({self._head, self._daemon} - {""})
             if self._silent >= GONE_SECONDS and not self._closed.wait(LEAVE_SECONDS):
                 self._end(self._reason)

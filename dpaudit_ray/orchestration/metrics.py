@@ -15,7 +15,7 @@ from .progress import AuditProgress, Progress
 
 PREFIX = "ray_"  # Ray puts it before names in Prometheus
 HEARTBEAT_SECONDS = 5.0  # Ray drops a gauge that was not set for about 20 s
-COLLECTED_SECONDS = 2 * HEARTBEAT_SECONDS  # until a snapshot was set and sent on
+COLLECTED_SECONDS = 2 * HEARTBEAT_SECONDS  # until a snapshot was set and sent
 RATE_SECONDS = 60.0  # trials/s are a mean over this long
 
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from ..plan.model import Pack
 
 Tell = Callable[[str], None]  # takes a line for the user
-WINDOW_SECONDS = 30.0  # older packs say little: audits differ, trainers come and go
+WINDOW_SECONDS = 30.0  # older packs predict little: audits differ, trainers come and go
 _LINE_SECONDS = 2.0  # between two lines about progress
-_LATE_SECONDS = 2.0  # a snapshot may be as old without a pause in the training
+_LATE_SECONDS = 2.0  # age of a snapshot that shows no pause in the training
 
 
 class OccasionalLines:
@@ -41,15 +41,15 @@ class Activity:
 
     Attributes:
         packs_in_flight: packs that trainers work on.
-        trainers: trainers that have their place.
+        trainers: trainers that run on a node.
         pack_seconds: duration of the last pack that was done.
-        last_result: Unix time of its end.
+        last_result: Unix time at which a pack last ended.
         failed: trials in failed packs, by audit.
         lost: trials in packs whose trainer died, by audit.
         training_seconds: time since the first pack began to train.
         running: audits with packs in flight.
         over: audits that get no more packs.
-        stopping: no audit gets any more.
+        stopping: no audit gets more packs.
         refuted: audits whose claim the verdict has refuted.
     """
 
@@ -76,14 +76,14 @@ class AuditProgress:
         done: stored trials.
         epsilon_lower: a bound that holds for all audits and looks simultaneously.
         claim: ε that the accountant claims.
-        delta: δ of both.
+        delta: δ of bound and claim.
         failed: trials in failed packs.
         lost: trials in packs whose trainer died.
         decided: trials that were enough for `stop_when`.
         assumes: assumption of the bound.
         parts_done: stored parts of the preparation that trials wait for.
-        parts: all its parts.
-        judged: the verdict on all trials has refuted the claim.
+        parts: number of all parts.
+        verdict_refutes: the verdict on all trials has refuted the claim.
     """
 
     label: str
@@ -98,7 +98,7 @@ class AuditProgress:
     assumes: str = ""
     parts_done: int = 0
     parts: int = 0
-    judged: bool = False
+    verdict_refutes: bool = False
 
     @property
     def waits(self) -> bool:
@@ -112,8 +112,8 @@ class AuditProgress:
 
     @property
     def refuted(self) -> bool:
-        """Whether the claim is, by the bound, or by the verdict if that is known."""
-        return self.judged or self.above
+        """Whether the claim is refuted: by the bound, or by the verdict if that is known."""
+        return self.verdict_refutes or self.above
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class Progress:
         return self.done + sum(self.activity.failed.values())
 
     @property
-    def left(self) -> int:
-        """Trials that are still to be run: none of audits that are decided or given up."""
+    def trials_remaining(self) -> int:
+        """Number of trials that are still to be run, of audits that are not decided or over."""
         count = 0
         for index, audit in enumerate(self.audits):
             if audit.decided is None and index not in self.activity.over:
@@ -156,7 +156,7 @@ class Progress:
         if activity.stopping:
             plural = "" if packs == 1 else "s"
             return f"stopping, {packs} pack{plural} under way"
-        if not self.left:
+        if not self.trials_remaining:
             return "the last estimates are computed"
         if activity.pack_seconds is not None:
             return ""
@@ -177,7 +177,7 @@ class Speed:
     """Trials per second and remaining seconds, by the packs that have ended."""
 
     def __init__(self) -> None:
-        # Seconds of a clock, with the trials that had ended. The first is the start of training.
+        # Seconds of a clock, and the trials that had ended then. The first is the training's start.
         self._ends: list[tuple[float, int]] = []
 
     def add(self, progress: Progress, now: float) -> None:
@@ -215,4 +215,4 @@ class Speed:
 
     def seconds_left(self, progress: Progress, now: float) -> float:
         """Returns the seconds for the trials that are still to be run; NaN while unknown."""
-        return progress.left / self.rate(now) if progress.left else 0.0
+        return progress.trials_remaining / self.rate(now) if progress.trials_remaining else 0.0

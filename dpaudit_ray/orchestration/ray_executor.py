@@ -33,7 +33,7 @@ from .trainer import Brief
 from .workers import Capacity, ResourceRequest
 
 NAMESPACE = "dpaudit"
-ANSWER_SECONDS = 10.0  # a head that is joined may take to answer
+ANSWER_SECONDS = 10.0  # that a head which is joined may take to answer
 SHUTDOWN_SECONDS = 10.0  # processes of a local cluster that stay longer end with this process
 _NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
 
@@ -54,11 +54,11 @@ class RayExecutor:
         self._ray = ray
         self._work = work
         self._request = request
-        # Actors of a killed driver may still have their names: each executor gets a namespace of
-        # its own by random digits. `end_actors_of` finds all of an owner's by what precedes them.
+        # Actors of a killed driver may still have their names, so random digits give each executor
+        # a new namespace. `end_actors_of` finds all namespaces of an owner by what precedes them.
         self._namespace = f"dpaudit-{(work.run.owner or '')[:8]}-{secrets.token_hex(4)}"
         self._aggregator: Any = None
-        # Threads of Ray's put answers here: `ray.wait` on 16,000 references takes 50 ms.
+        # Threads of Ray put answers here, since `ray.wait` on 16,000 references takes 50 ms.
         self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
 
     def start(
@@ -150,7 +150,7 @@ class RayExecutor:
         ended = 0
         for actor in self._ray.util.list_named_actors(all_namespaces=True):
             if actor["namespace"].startswith(f"dpaudit-{owner[:8]}"):
-                with suppress(ValueError):  # it has just ended
+                with suppress(ValueError):  # the actor has just ended
                     self._ray.kill(self._ray.get_actor(actor["name"], actor["namespace"]))
                     ended += TRAINER in actor["name"]
         return ended
@@ -161,8 +161,8 @@ class RayExecutor:
 
     @cached_property
     def _brief(self) -> Brief:
-        # Neither this nor the sweep is an object of Ray's: Ray ends a driver that looks for its
-        # objects while their node leaves, silently and with an exit code that means a violation.
+        # Neither the brief nor the sweep is an object in Ray's store: while the node of such an
+        # object leaves, Ray ends a driver that reads it, with an exit code that means a violation.
         return Brief.from_plan(self._work.plan, self._work.sweep)
 
     @cached_property
@@ -184,7 +184,7 @@ class RayExecutor:
 
         Args:
             answer: gets the result, or the error in the words of this package.
-            is_trainers: whether a trainer answers; its answers are also queued for the driver.
+            is_trainers: whether a trainer answers: its answers are also queued for the driver.
             future: the future of Ray, which is done.
         """
         error = future.exception()
@@ -274,7 +274,7 @@ def dispatcher(
         (node,) = (n for n in executor.nodes().nodes if n.id == context.get_node_id())
         liveness.guard(host_port(node.host, node.port), ray_internals.object_store_socket(ray))
         return Dispatcher(executor, work, capacity, liveness)
-    except BaseException:  # Ctrl-C too: nothing is left to watch
+    except BaseException:  # Ctrl-C too: there is nothing more to watch
         liveness.close()
         raise
 
@@ -341,8 +341,8 @@ def _require_head_address(address: str, origin: str) -> None:
 
 def _init(ray: Any, **options: Any) -> None:
     """Starts or joins Ray; processes that it starts ignore a closed terminal."""
-    # Processes that are started meanwhile ignore a terminal that is closed (SIGHUP): only the
-    # driver reacts to it, after this if it came meanwhile.
+    # Processes that Ray starts inherit the blocked SIGHUP of a closed terminal: only the driver
+    # reacts to the signal, once it is unblocked.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -380,7 +380,7 @@ def _start(ray: Any) -> None:
         try:
             _init(ray, address="local", include_dashboard=False)
             return
-        except Exception as error:  # process boundary: Ray raises a bare one
+        except Exception as error:  # process boundary: Ray raises a bare Exception
             ray.shutdown()
             if may_repeat and "timed out" in str(error):
                 continue

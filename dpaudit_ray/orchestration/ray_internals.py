@@ -30,13 +30,13 @@ def take_token_at_hand() -> None:
 
 
 def read_authentication_again(ray: Any) -> None:
-    """Has Ray read token and mode again. If this Ray cannot, those of its import stay."""
+    """Has Ray read token and mode again. If this Ray cannot, those from its import stay."""
     _probe(lambda: ray._raylet.Config.initialize(""), None)
     _probe(lambda: ray._raylet.AuthenticationTokenLoader.instance().reset_cache(), None)
 
 
 def draining_nodes(ray: Any) -> frozenset[str]:
-    """Returns ids of nodes that will leave; none if this Ray lists none: then trainers die."""
+    """Returns ids of nodes that will leave; none if this Ray does not list them."""
     return frozenset(_probe(lambda: ray._private.state.state.get_draining_nodes(), ()))
 
 

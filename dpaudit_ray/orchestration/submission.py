@@ -39,13 +39,13 @@ from .progress import Tell, tell_nobody
 from .ray_errors import last_line, submitting_remedy
 from .working_dir_package import WorkingDirPackage
 
-STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: estimates and the lease
-CONNECT_SECONDS = 10.0  # the dashboard may take to answer
-POLL_SECONDS = 2.0  # the whole log comes each time
+STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: for estimates and the lease
+CONNECT_SECONDS = 10.0  # that the dashboard may take to answer
+POLL_SECONDS = 2.0  # between two reads of the log, which is sent whole each time
 PENDING_SECONDS = 20.0  # between two lines about a job that Ray has not started
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
-_EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}  # of `dpaudit run`, and 0
-_SIGNALLED = 128  # plus the signal's number, as shells have it
+_EXIT_CODES = {Exit.USAGE, Exit.FAILED_TRIALS, Exit.STOPPED, Exit.BUG}  # of `dpaudit run`, with 0
+_SIGNALLED = 128  # plus the signal's number: a shell's exit code
 # Keys of a job's metadata.
 _RUN = "run"
 _ATTEMPT = "attempt"
@@ -118,7 +118,7 @@ class SweepJob:
 
 
 def _installed_by_uv() -> dict[str, Any]:
-    """Returns what has Ray send this package and install its requirements, in our versions."""
+    """Returns options by which Ray sends this package and installs what it requires."""
     packages = []
     for requirement in map(Requirement, importlib.metadata.requires("dpaudit-ray") or ()):
         if requirement.marker is None and requirement.name != "ray":
@@ -143,7 +143,7 @@ class JobsClient:
             tell: takes a line for the user.
 
         Raises:
-            SpecError: it is another kind of address.
+            SpecError: the address is not one of a dashboard.
             NoClusterError: no dashboard answers there, or it refuses this process.
         """
         if not address.startswith(("http://", "https://")):
@@ -171,7 +171,7 @@ class JobsClient:
         except (RuntimeError, OSError) as error:
             raise NoClusterError(f"{self.address}: {_reason(error)}") from error
         modules = [cls.__module__ for cls in JobSubmissionClient.__mro__]
-        for name in (*modules, "ray._private.runtime_env"):  # they log each upload and connection
+        for name in (*modules, "ray._private.runtime_env"):  # these log each upload and connection
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def stop_command(self, submission: str) -> str:
@@ -189,7 +189,7 @@ class JobsClient:
             folder = Path(scratch) / "working_dir"
             job.package.copy(folder)
             try:
-                return self._attempt(job, folder)
+                return self._find_or_start(job, folder)
             except (RuntimeError, OSError) as error:  # the head's agent may still be starting
                 reason = _reason(error)
                 raise NoClusterError(
@@ -206,7 +206,7 @@ class JobsClient:
         Raises:
             ClusterError: the connection is lost, or the job has failed otherwise than a sweep.
         """
-        written = 0  # lines
+        written = 0  # number of lines that were passed on
         began = time.monotonic()
         reported = began
         while True:
@@ -217,10 +217,10 @@ class JobsClient:
                 reason = " ".join(str(info.message or "Ray names no reason").split())
                 self._tell(f"job {submission} is pending for {reported - began:.0f} s: {reason}")
             lines = []
-            with contextlib.suppress(RuntimeError, OSError):  # `_info` raises if that lasts
+            with contextlib.suppress(RuntimeError, OSError):  # if this lasts, `_info` raises
                 lines = io.StringIO(self._client.get_job_logs(submission)).readlines()
             if lines and not over and not lines[-1].endswith("\n"):
-                del lines[-1]  # it is still being written
+                del lines[-1]  # the job is still writing this line
             for line in lines[written:]:
                 write(line)
             written = max(written, len(lines))
@@ -228,7 +228,7 @@ class JobsClient:
                 return self._exit_code(submission)
             time.sleep(POLL_SECONDS)
 
-    def _attempt(self, job: SweepJob, folder: Path) -> str:
+    def _find_or_start(self, job: SweepJob, folder: Path) -> str:
         """Returns the id of the job that runs with the same settings; else starts the next."""
         metadata = job_metadata(job.sweep, job.run)
         number = 1
@@ -303,7 +303,7 @@ class JobsClient:
 
 
 def normalized_storage_path(path: str) -> str:
-    """Spells a folder or address in one way: no slash at its end, none twice, no file://."""
+    """Returns a folder or address in one spelling: no slash at its end or doubled, no file://."""
     scheme, separator, location = path.partition("://")
     if separator and scheme.lower() != "file":
         return f"{scheme.lower()}://{location.rstrip('/')}"
@@ -312,7 +312,7 @@ def normalized_storage_path(path: str) -> str:
 
 def job_metadata(sweep: Sweep, run: str) -> dict[str, str]:
     """Returns the metadata of all attempts at a run; Ray's API and metrics use `job_name`."""
-    # Of these, the fingerprint leaves something out that a running job cannot change.
+    # Sections of which the fingerprint has a part only; a running job cannot change the rest.
     settings = {key: sweep.raw.get(key) for key in ("audit", "grid", "resources")}
     return {
         "job_name": sweep.name,

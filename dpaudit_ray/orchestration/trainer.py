@@ -63,9 +63,9 @@ class Brief:
 
 
 # If a failed pack is run again and succeeds, it is repeated until at least this number of trials
-# was: they must give the same scores. Randomised response at ε = 2 repeats one in 3.6 million
-# packs of 64 trials. It repeats one in 3,800 packs of one trial, whose first run may have had the
-# likely answer.
+# was repeated: all must give the same scores. Randomised response at ε = 2 does so for one in 3.6
+# million packs of 64 trials, and for one in 3,800 packs of one trial, whose first run may have had
+# the likely answer.
 RETRIED = 64
 _UNLIKE = "; run again, it did not give the same twice"
 _LONGEST_REASON = 300  # characters, of why a training diverged
@@ -74,7 +74,7 @@ _LONGEST_REASON = 300  # characters, of why a training diverged
 def runs_of(pack: Pack) -> int:
     """Returns how often a pack that failed before is run.
 
-    Once for a part of a preparation: it knows no bit by which outcomes could be picked.
+    A part of a preparation is run once: it knows no bit by which outcomes could be picked.
     """
     return 1 if isinstance(pack, Part) else 1 + math.ceil(RETRIED / pack.size)
 
@@ -114,13 +114,13 @@ class PackTrainer:
     def run_pack(
         self,
         pack: Pack,
-        before: Failure | None = None,
+        earlier_failure: Failure | None = None,
     ) -> Done | Failure:
         """Trains a pack; returns once the aggregator has stored it, or with its failure.
 
         Args:
             pack: trials, or a part of a preparation.
-            before: the failure of an earlier attempt, after which several runs must agree.
+            earlier_failure: the failure of an earlier attempt, after which several runs must agree.
         """
         started = time.perf_counter()
         name = f"{self._brief.audits[pack.audit].label}, {pack.what}"
@@ -130,7 +130,7 @@ class PackTrainer:
         if isinstance(pack, Part):
             result = self.attempt_part(pack)
         else:
-            result = self.retry(pack, before) if before else self.attempt(pack)
+            result = self.retry(pack, earlier_failure) if earlier_failure else self.attempt(pack)
         if isinstance(result, Failure):
             _log.error("%s: failed\n%s", name, result.traceback)
             return result
@@ -139,14 +139,14 @@ class PackTrainer:
         seconds = time.perf_counter() - started
         _log.info("%s: trained in %.2f s, stored in %.2f s", name, trained, seconds - trained)
         failed_trials = len(result.missed) if isinstance(result, PackScores) else 0
-        runs = runs_of(pack) if before else 1  # the time of one run is reported
+        runs = runs_of(pack) if earlier_failure else 1  # the time of one run is reported
         return Done(pack, seconds / runs, not self.resumed, failed_trials, self.opening)
 
     def train(self, pack: Pack, afresh: bool = False) -> PackScores:
         """Trains and scores one pack; the same pack gives the same scores on every call.
 
-        Trials that failed while others did not are recorded as missed; if all did, the pack has
-        failed.
+        Trials that failed while others did not are recorded as missed; if all failed, so has the
+        pack.
 
         Args:
             pack: the trials.
@@ -201,7 +201,7 @@ class PackTrainer:
             pack: the trials.
             afresh: ignores checkpoints, and saves none.
         """
-        self._parts(pack.audit)  # its errors are not of the user's code
+        self._parts(pack.audit)  # errors of this call are not the user's code's
         trials = self._brief.audits[pack.audit].canaries or pack.size
         return _attempt(lambda pack: self.train(pack, afresh), pack, trials)
 
@@ -209,7 +209,7 @@ class PackTrainer:
         """Calls `prepare`; returns its arrays, or what the user's code raises as a `Failure`."""
         return _attempt(self.prepare, part)
 
-    def retry(self, pack: Pack, before: Failure) -> PackScores | Failure:
+    def retry(self, pack: Pack, earlier_failure: Failure) -> PackScores | Failure:
         """Runs a failed pack again, several times; returns its scores only if all runs agree.
 
         If the code is not a function of its seed, a retry would pick among outcomes, and a failure
@@ -217,7 +217,7 @@ class PackTrainer:
 
         Args:
             pack: the trials.
-            before: the failure, which is returned if runs differ.
+            earlier_failure: is returned if runs differ.
         """
         first = self.attempt(pack, afresh=True)
         for _ in range(runs_of(pack) - 1):
@@ -225,15 +225,15 @@ class PackTrainer:
                 return first
             again = self.attempt(pack, afresh=True)
             if isinstance(again, Failure) or first.difference(again) is not None:
-                message = before.message.removesuffix(_UNLIKE) + _UNLIKE
-                return replace(before, message=message)
+                message = earlier_failure.message.removesuffix(_UNLIKE) + _UNLIKE
+                return replace(earlier_failure, message=message)
         return first
 
-    def by_steps(self, audit: int) -> bool:
+    def takes_time_by_steps(self, audit: int) -> bool:
         """Returns whether packs of an audit take time in proportion to their steps."""
         return isinstance(self._session(audit), ResumableSession)
 
-    def seconds(
+    def time_pack(
         self,
         pack: Pack,
         horizons: tuple[int, ...],
@@ -357,7 +357,7 @@ def _attempt(
     Args:
         work: trains the pack.
         pack: trials, or a part of a preparation.
-        trials: how many are trained together, for advice if memory runs out.
+        trials: number of trials that are trained together, for advice if memory runs out.
     """
     try:
         return work(pack)
@@ -368,7 +368,7 @@ def _attempt(
     except (Exception, SystemExit) as error:  # noqa: BLE001 (boundary: a user's error is data)
         kind = type(error).__name__
         frames = "".join(traceback.format_exception(error)[-8:])
-        # If one model's batch is too large already, its error has better advice.
+        # The error of one model whose batch is too large has better advice.
         if out_of_memory(error) and "lower mechanism." not in str(error):
             return Failure.of_memory(pack, frames, trials)
         message = f"{kind}: {first_line(error)}" if str(error) else kind

@@ -20,13 +20,13 @@ from .executors import Executor, Handle, Work
 from .progress import Tell
 
 RESIZE_SECONDS = 2.0
-PATIENT_SECONDS = 30.0  # without any trainer, before the user is told again
-PENDING = 8  # trainers that may wait for nodes when few have their place
-ANSWER_SECONDS = 2.0  # a node's daemon may take to answer
+PATIENT_SECONDS = 30.0  # without any trainer, until the user is told again
+PENDING = 8  # trainers that may wait for nodes while few run on one
+ANSWER_SECONDS = 2.0  # that a node's daemon may take to answer
 FAULTS_PER_NODE = 2  # trainers of a node found at fault before it is left out
 MEMORY_KILLS = 2  # trainers of a node killed for its memory before it gets one trainer less
-LONE_MEMORY_KILLS = 3  # the same of a trainer that is alone, before its node is left out
-SHORTAGE_SECONDS = 600.0  # a node has one trainer less, before one more is tried; doubled each time
+LONE_MEMORY_KILLS = 3  # kills of a trainer that is alone on its node before that is left out
+SHORTAGE_SECONDS = 600.0  # until a node with one trainer less gets it back; doubled each time
 MACHINES_FILE = "machines.json"  # addresses by kind of machine
 GIB = 2**30
 
@@ -67,7 +67,7 @@ class ResourceRequest:
         return min(counts)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Returns whether the selector (`a`, `!a`, `in(a, b)` or `!in(a, b)`) names a node."""
+        """Returns whether labels match all selectors (`a`, `!a`, `in(a, b)` or `!in(a, b)`)."""
         for key, selector in self.labels.items():
             choice = selector.removeprefix("!")
             values = [choice]
@@ -80,7 +80,7 @@ class ResourceRequest:
 
 
 class Capacity:
-    """Counts the trainers that the nodes of the cluster hold, and keeps account of bad nodes."""
+    """Counts the trainers that fit on the nodes of the cluster, and the faults of nodes."""
 
     def __init__(
         self, executor: Executor, request: ResourceRequest, limit: int | None, tell: Tell
@@ -102,7 +102,7 @@ class Capacity:
         self._ended_nodes = set[str]()
         self._faults = Counter[str]()  # trainers that were found at fault
         self._cluster = executor.nodes()
-        self._memory_kills = Counter(self._cluster.memory_kills())  # those that were noticed
+        self._memory_kills = Counter(self._cluster.memory_kills())  # kills that were noticed
         self._shortages = defaultdict[str, Shortage](Shortage)
 
     def require_room(self) -> None:
@@ -118,7 +118,7 @@ class Capacity:
             f"{', '.join(totals)}); lower resources in the sweep file"
         )
 
-    def room(self, ready: int) -> tuple[int, int]:
+    def trainer_target(self, ready: int) -> tuple[int, int]:
         """Returns how many trainers there should be, and how many fit on the nodes now.
 
         The first number is larger if an autoscaler adds nodes for trainers that wait.
@@ -145,7 +145,7 @@ class Capacity:
 
     def crowded(self, trainers: Mapping[str, int]) -> set[str]:
         """Returns the nodes that ran out of memory and already have all trainers they may have."""
-        most = {node: shortage.most() for node, shortage in self._shortages.items()}
+        most = {node: shortage.trainer_limit() for node, shortage in self._shortages.items()}
         return {node for node, count in most.items() if trainers.get(node, 0) >= count}
 
     def new_memory_kill(self, node: str = "") -> str:
@@ -161,18 +161,19 @@ class Capacity:
                 return candidate
         return ""
 
-    def trainer_killed(self, node: str, address: str, trainers: int) -> bool:
+    def count_memory_kill(self, node: str, address: str, trainers: int) -> bool:
         """Counts a trainer that was killed because the memory of its node ran short.
 
-        After some, the node gets one trainer less. If the trainer was alone, the node is left out.
+        After some kills, the node gets one trainer less. If the trainer was alone, the node is
+        left out.
 
         Args:
             node: id of the node.
             address: the node's address, for the user.
-            trainers: trainers on the node before that, the killed one too.
+            trainers: trainers on the node before the kill.
 
         Returns:
-            Whether other trainers took memory as well, so that its pack may fit.
+            Whether other trainers took memory as well, so that the trainer's pack may fit.
 
         Raises:
             NoClusterError: the node is left out, and there is no other.
@@ -226,8 +227,8 @@ class Capacity:
         self._ended_nodes.add(node)
         return False
 
-    def fault(self, node: str, address: str) -> None:
-        """Counts a trainer that failed at what one elsewhere could do; the last node is kept."""
+    def count_fault(self, node: str, address: str) -> None:
+        """Counts a trainer that failed at a pack which one elsewhere did; the last node is kept."""
         self._faults[node] += 1
         is_last = not self._cluster.grows and not self._fitting().keys() - {node}
         if self._faults[node] == FAULTS_PER_NODE and not is_last:
@@ -267,7 +268,9 @@ class Capacity:
         for node in self._cluster.nodes:
             if node.id in leaving or not self._request.matches(node.labels):
                 continue
-            count = min(self._request.fits(node.resources), self._shortages[node.id].most())
+            count = min(
+                self._request.fits(node.resources), self._shortages[node.id].trainer_limit()
+            )
             if count > 0:
                 fitting[node.id] = int(count)
         return fitting
@@ -278,12 +281,12 @@ class Shortage:
     """Trainers of a node that were killed for its memory, and the limit that follows.
 
     Attributes:
-        kills: killed while others ran there, since the node last got a trainer less.
-        trainers: the most that were there at one of these kills.
-        lone_kills: killed alone since a pack was last done there.
-        limit: how many may be there.
-        until: when one more is tried, by `time.monotonic`.
-        wait: seconds until then.
+        kills: trainers killed while others ran there, since the node last got one less.
+        trainers: the most trainers that ran there at one of these kills.
+        lone_kills: trainers killed while alone there, since a pack was last done there.
+        limit: number of trainers that may run there.
+        until: when one more trainer is tried, by `time.monotonic`.
+        wait: seconds from a reduction until then.
     """
 
     kills: int = 0
@@ -300,7 +303,7 @@ class Shortage:
         self.until = time.monotonic() + self.wait
         self.wait *= 2
 
-    def most(self) -> float:
+    def trainer_limit(self) -> float:
         """Returns how many trainers the node may have now."""
         if time.monotonic() >= self.until:
             self.limit += 1
@@ -315,14 +318,14 @@ class Worker:
     Attributes:
         name: its name for the executor and the user.
         handle: the executor's reference to it.
-        greeting: the answer to its first call, with its node, address and machine.
+        greeting: the answer to the first call, with node, address and machine.
         node: id of its node; "" until it is placed on one.
         address: the node's address, for the user.
         pack: the pack that it works on.
         suspected: packs that failed on it and are tried elsewhere; it gets no pack meanwhile.
         leaving: it gets no more packs.
         proven: it has done a pack.
-        since: when it was given its pack, or last showed life, by `time.monotonic`.
+        since: when the trainer got its pack, or last showed life, by `time.monotonic`.
     """
 
     name: str
@@ -347,7 +350,7 @@ class Worker:
 
 
 class Pool:
-    """Keeps as many trainers as there is room for, and no more than there is work for.
+    """Keeps as many trainers as fit on the nodes, and no more than there is work for.
 
     No method that is called for each pack walks through all trainers: `changed` keeps `idle`.
 
@@ -379,8 +382,8 @@ class Pool:
         # Times are those of `time.monotonic`.
         self._saved_steps: dict[Pack, int] = {}  # the last step of each pack that was saved
         self._next_number = 0  # number of the next trainer
-        self._last_resize = -math.inf  # when their number was last fitted to room and work
-        # When some trainer last had its place, or the user's last message that none has.
+        self._last_resize = -math.inf  # when their number last followed nodes and work
+        # When a trainer last ran on a node, or the user was last told that none does.
         self._waiting_since = time.monotonic()
         self._has_reported_nodes = False  # the user knows that nodes have to come first
 
@@ -397,14 +400,14 @@ class Pool:
             self.idle.pop(worker, None)
 
     def resize(self) -> None:
-        """Starts trainers where there is room and work, and ends trainers that are too many."""
+        """Starts trainers if there is room and work for more, and ends those that are too many."""
         now = time.monotonic()
         if now - self._last_resize < RESIZE_SECONDS:
             return
         self._last_resize = now
         placed = [worker for worker in self.ready if not worker.leaving]
         busy = sum(worker.pack is not None for worker in placed)
-        allowed, room = self._capacity.room(len(placed))
+        allowed, room = self._capacity.trainer_target(len(placed))
         target = int(min(allowed, busy + self.backlog))
         self._give_back(placed, target)
         # `_give_back` has removed some, and made others leave once their packs are done.

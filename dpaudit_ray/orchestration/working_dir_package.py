@@ -22,8 +22,8 @@ LIMIT = 100 * 2**20  # bytes; what the dashboard of a Ray head takes in one requ
 RAY_IGNORE = ".rayignore"
 HIDDEN = ".*"  # settings of tools, caches, and most secrets: .git, .venv, .env, .netrc, .kube, .ray
 MADE = ("__pycache__", "*.pyc", "*.egg-info", "node_modules")
-MADE_OUTSIDE = ("venv", "build", "dist", "runs")  # made by tools, unless in a package of the user's
-# Patterns of names in small letters. Secrets are not for a cluster's storage.
+MADE_OUTSIDE = ("venv", "build", "dist", "runs")  # made by tools, unless in a user's package
+# Patterns of names in small letters, of files that may be secrets: they are not sent.
 SECRETS = """
     id_rsa* id_dsa* id_ecdsa* id_ed25519* *.key *.pem *.ppk *.p12 *.pfx *.jks *.keystore *.kdbx
     token *[_-]token *.token token.* tokens.* *[_-]token.* *.keytab htpasswd pgpass
@@ -33,7 +33,7 @@ SECRETS = """
     credentials credentials.* *[_-]credentials *[_-]credentials.*
     secret secrets secret.* secrets.* client_secret* *service[_-]account*.json
 """
-CODE = ("*.py", "*.pyi")  # never a secret, though it may have the name of one
+CODE = ("*.py", "*.pyi")  # never a secret, even if its name is that of one
 _MAX_NAMES = 20  # names of unsent files that a message lists
 _INCLUDE = "; send them with --include NAME"
 _SUBMODULE = b"160000"  # mode of an entry of git's index
@@ -59,7 +59,7 @@ class Listing:
 
     Attributes:
         sent: sizes in bytes of the files that are sent.
-        withheld: links and secrets; those that begin with a dot are not among them.
+        withheld: links and secrets, but for names that begin with a dot.
         unsent: files that neither git tracks nor the sweep names.
     """
 
@@ -70,8 +70,7 @@ class Listing:
     def add(self, folder: Path, below: "Listing") -> None:
         """Adds the listing of a folder below this one.
 
-        If nothing of that folder is sent, its entries that are not sent become one, with their
-        total.
+        If nothing of that folder is sent, its unsent entries become one, with their total.
 
         Args:
             folder: the folder.
@@ -133,7 +132,7 @@ class WorkingDirPackage:
         return list(sizes)
 
     def omissions(self) -> list[str]:
-        """Returns a line on what is withheld and a line on what is not chosen, if there is any."""
+        """Returns a line for withheld files and one for files not chosen, if there are any."""
         messages = []
         for reason, entries, remedy in (
             ("links, what looks like a secret", self.listing.withheld, ""),
@@ -189,7 +188,7 @@ class WorkingDirPackage:
 
         Args:
             folder: relative to the working directory.
-            included: it is below a folder that `includes` names.
+            included: whether the folder is below one that `includes` names.
         """
         listing = Listing()
         in_package = (self.folder / folder / "__init__.py").is_file()

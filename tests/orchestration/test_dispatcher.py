@@ -23,13 +23,18 @@ import dpaudit_ray as da
 from dpaudit_ray import plan as planning
 from dpaudit_ray.errors import ClusterError, NoClusterError
 from dpaudit_ray.orchestration import dispatcher, interruption, workers
-from dpaudit_ray.orchestration.dispatcher import QUIET, START_SECONDS, AggregatorClient, Dispatcher
+from dpaudit_ray.orchestration.dispatcher import (
+    QUIET_SECONDS,
+    START_SECONDS,
+    AggregatorClient,
+    Dispatcher,
+)
 from dpaudit_ray.orchestration.driver import Driver, FailureBudget, Summary
 from dpaudit_ray.orchestration.executors import TRAINER, Cluster, Done, Node, Work, WorkerDiedError
 from dpaudit_ray.orchestration.faults import FIRST, SHORTEST
 from dpaudit_ray.orchestration.interruption import (
     GONE_SECONDS,
-    LOOK_SECONDS,
+    HEALTH_CHECK_SECONDS,
     HeadLiveness,
     HealthChecks,
     Stop,
@@ -376,7 +381,7 @@ def test_a_port_told_to_a_test_s_head_is_none_that_the_system_gives_to_anyone():
 
 @pytest.mark.parametrize("there", [False, True])
 def test_a_head_that_is_gone_is_told_after_a_while(there, answering, monkeypatch):
-    monkeypatch.setattr(interruption, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(interruption, "HEALTH_CHECK_SECONDS", 0.1)
     monkeypatch.setattr(interruption, "GONE_SECONDS", 0.6)
     head = answering if there else f"127.0.0.1:{free_port()}"
     with contextlib.closing(HeadLiveness(head, grpc.insecure_channel)) as watched:
@@ -398,7 +403,7 @@ def test_a_connection_is_no_sign_of_life(answering):
         standing = f"127.0.0.1:{server.getsockname()[1]}"
         for _ in range(2):
             checks.ask({standing}, 0.3)
-        assert checks.silent[standing] == pytest.approx(2 * (LOOK_SECONDS + 0.3), abs=0.1)
+        assert checks.silent[standing] == pytest.approx(2 * (HEALTH_CHECK_SECONDS + 0.3), abs=0.1)
     with contextlib.closing(HealthChecks(grpc.insecure_channel)) as checks:
         checks.ask({answering}, 200)
         assert checks.silent[answering] == 0.0
@@ -440,7 +445,7 @@ def test_an_aggregator_that_stands_still_is_killed_and_started_again(beats, limi
             began = played.now
         assert played.now < 1000
     assert began is not None
-    assert limit <= played.now - began <= limit + 2 * LOOK_SECONDS
+    assert limit <= played.now - began <= limit + 2 * HEALTH_CHECK_SECONDS
     assert played.restarted == [True]
     assert told[0].startswith(f"the aggregator has not answered for {limit:.0f} s: it is killed")
 
@@ -456,7 +461,7 @@ def test_trainers_that_wait_for_a_silent_aggregator_are_known(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(played, "call", lambda *_: snapshot)
         client.progress(Activity())
-    played.now += QUIET - 1
+    played.now += QUIET_SECONDS - 1
     assert not client.silent, "it may take a while"
     played.now += 60
     assert client.silent
@@ -569,7 +574,7 @@ def test_room(resources, room):
     cluster = nodes(labels={"there": {"kind": "old"}}, here=here, there=there)
     counted = places(cluster, **resources)
     counted.require_room()
-    assert counted.room(ready=0)[0] == room
+    assert counted.trainer_target(ready=0)[0] == room
 
 
 def test_what_never_fits_is_refused():
@@ -588,24 +593,32 @@ def test_demand_is_bounded_and_grows_with_what_came():
     cluster = nodes(grows=True, head={})
     counted = places(cluster)
     counted.require_room()
-    assert counted.room(ready=0)[0] == 1 + PENDING
-    assert places(cluster, max_concurrent_trainers=40).room(ready=0)[0] == 40
-    assert places(nodes(grows=True, head={}, a={"CPU": 64})).room(ready=64)[0] == 128
+    assert counted.trainer_target(ready=0)[0] == 1 + PENDING
+    assert places(cluster, max_concurrent_trainers=40).trainer_target(ready=0)[0] == 40
+    assert places(nodes(grows=True, head={}, a={"CPU": 64})).trainer_target(ready=64)[0] == 128
 
 
 def test_a_node_at_fault_is_left_out_unless_it_is_the_last():
     counted = places(nodes(a={"CPU": 2}, b={"CPU": 1}), told := [])
     for _ in range(FAULTS_PER_NODE):
-        assert (counted.room(ready=3)[0], counted.avoided) == (3, set())
-        counted.fault("a", "10.0.0.1")
-    assert (counted.room(ready=3)[0], counted.avoided, counted.leaving) == (1, {"a"}, {"a"})
+        assert (counted.trainer_target(ready=3)[0], counted.avoided) == (3, set())
+        counted.count_fault("a", "10.0.0.1")
+    assert (counted.trainer_target(ready=3)[0], counted.avoided, counted.leaving) == (
+        1,
+        {"a"},
+        {"a"},
+    )
     (line,) = told
     assert line.startswith("node 10.0.0.1 is left out: 2 of its trainers failed")
     for _ in range(2 * FAULTS_PER_NODE):
-        counted.fault("b", "10.0.0.2")
-    assert counted.room(ready=1)[0] == 1
+        counted.count_fault("b", "10.0.0.2")
+    assert counted.trainer_target(ready=1)[0] == 1
     counted = places(nodes(draining={"a"}, a={"CPU": 2}, b={"CPU": 1}))
-    assert (counted.room(ready=3)[0], counted.avoided, counted.leaving) == (1, set(), {"a"})
+    assert (counted.trainer_target(ready=3)[0], counted.avoided, counted.leaving) == (
+        1,
+        set(),
+        {"a"},
+    )
 
 
 def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run():
@@ -614,7 +627,7 @@ def test_a_node_with_other_code_is_left_out_and_the_last_one_ends_the_run():
         counted.leave_out("a", "10.0.0.1", "it has torch 3", "install it")
     assert told == ["node 10.0.0.1 is left out: it has torch 3"]
     assert counted.leaving == {"a"}
-    assert counted.room(ready=0)[0] == 2
+    assert counted.trainer_target(ready=0)[0] == 2
     with pytest.raises(NoClusterError, match=r"^node 10.0.0.2 is left out: it has torch 3, and no"):
         counted.leave_out("b", "10.0.0.2", "it has torch 3", "install it")
 

@@ -245,21 +245,21 @@ def test_signals_ask_first_and_stop_then():
 
 def test_deadlines_follow_the_slowest_pack():
     deadlines = Deadlines("auto")
-    assert deadlines.seconds(PACKS[0]) == FIRST
+    assert deadlines.limit_seconds(PACKS[0]) == FIRST
     deadlines.missed(PACKS[0])
-    assert deadlines.seconds(PACKS[0]) == 2 * FIRST, "what hung there may only be slow"
+    assert deadlines.limit_seconds(PACKS[0]) == 2 * FIRST, "what hung there may only be slow"
     deadlines.measured(PACKS[0], 1.0)
-    assert deadlines.seconds(PACKS[1]) == SHORTEST
+    assert deadlines.limit_seconds(PACKS[1]) == SHORTEST
     deadlines.measured(PACKS[1], 100.0)
     deadlines.measured(PACKS[2], 50.0)
-    assert deadlines.seconds(PACKS[3]) == 1000.0
-    assert deadlines.seconds(PACKS[10]) == FIRST, "another audit"
-    assert Deadlines(7.0).seconds(PACKS[0]) == 7.0
+    assert deadlines.limit_seconds(PACKS[3]) == 1000.0
+    assert deadlines.limit_seconds(PACKS[10]) == FIRST, "another audit"
+    assert Deadlines(7.0).limit_seconds(PACKS[0]) == 7.0
     patient = Deadlines("auto", {0: 100.0})
     for pack in (PACKS[0], PACKS[10]):
         patient.measured(pack, 1.0)
-    assert patient.seconds(PACKS[0]) == SHORTEST + 100 * 10, "each trial may wait for its end"
-    assert patient.seconds(PACKS[10]) == SHORTEST, "another audit"
+    assert patient.limit_seconds(PACKS[0]) == SHORTEST + 100 * 10, "each trial may wait for its end"
+    assert patient.limit_seconds(PACKS[10]) == SHORTEST, "another audit"
 
 
 def snapshot(done: int, **activity: object) -> Progress:
@@ -303,7 +303,9 @@ def test_what_is_left_knows_decided_audits_and_failed_packs():
         AuditProgress("goes on", 1000, 100, 0.0, 1.0, 1e-5, failed=37),
     )
     progress = Progress(audits, Activity(failed={1: 30, 2: 20}, over=frozenset({1})))
-    assert progress.left == 880, "single trials that failed are among those that are done"
+    assert progress.trials_remaining == 880, (
+        "single trials that failed are among those that are done"
+    )
     assert progress.ended == 450
     speed = Speed()
     speed.add(Progress(audits, Activity(failed={1: 10, 2: 20}, over=frozenset({1}))), 0.0)
