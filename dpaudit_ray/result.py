@@ -144,7 +144,9 @@ class Result:
         from .report import membership_rates
 
         planned = self.run.plan.audits[audit]
-        return membership_rates.matrix(planned, Trials.joined(planned, self.run.prefix(planned)))
+        return membership_rates.matrix(
+            planned, Trials.joined(planned, self.run.finished_prefix(planned))
+        )
 
     @property
     def scores(self) -> pd.DataFrame:

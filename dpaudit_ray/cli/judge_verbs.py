@@ -244,7 +244,7 @@ def _show_pairs(comparison: Comparison) -> None:
         "right guesses": list(map(Figure, rates)),
     }
     terminal.show_table(words.heading(quotes), columns)
-    for sentence in words.below(quotes):
+    for sentence in words.lines_below(quotes):
         terminal.explain(sentence)
     terminal.explain(f"differ: {'; '.join(differing) or 'none, as far as this shows'}")
     terminal.explain(

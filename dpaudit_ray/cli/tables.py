@@ -55,7 +55,7 @@ def show_overview(
     for name in UTILITY:
         is_measured = not all(map(math.isnan, column(name)))
         columns[words.MEASURES[name]] = column(name) if is_measured else None
-    sentences = words.below(quotes)
+    sentences = words.lines_below(quotes)
     if not details:
         sentences.append("--details shows all other bounds and explains them")
     else:
@@ -183,7 +183,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
 
     quotes = [audit.quote for audit in answer.audits]
     heading = words.heading(quotes)
-    sentences = words.below(quotes)
+    sentences = words.lines_below(quotes)
     terminal.explain(answer.sentence)
     for line in answer.help[:1]:
         terminal.explain(f"  next step: {line}")

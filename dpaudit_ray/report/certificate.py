@@ -56,14 +56,14 @@ class Certificate:
 
     Attributes:
         name: name of the audit.
-        verdict: its word.
+        verdict: the verdict in a word.
         sentence: the verdict in a sentence.
         guarantee: what is claimed.
         evidence: what was measured.
         unchecked: what was not covered.
         identity: versions and digests.
         commitment: who could choose the secret bits, with code in backticks.
-        checks: what a third party does, likewise.
+        checks: how a third party checks the audit, with code in backticks.
     """
 
     name: str
@@ -114,7 +114,7 @@ def write(certificate: Certificate, folder: Path) -> tuple[Path, Path | None]:
     """Writes a certificate as HTML and PDF.
 
     Returns:
-        Their paths; None for a PDF that no browser could print.
+        Paths of both files; None for a PDF that no browser could print.
     """
     page = environment().get_template("certificate.html.j2").render(
         page=certificate,
@@ -147,7 +147,7 @@ def _guarantee(run: Run, answer: verdict.Answer) -> Fields:
 
 
 def _threat(adversary: Adversary) -> str:
-    """Returns an adversary with what it gets to see."""
+    """Returns the name of an adversary, and what it has access to."""
     access = "the access described in docs/adversaries.md"
     if isinstance(adversary, FinalModelAdversary):
         access = "the final model"
@@ -165,8 +165,8 @@ def _evidence(
 
     Args:
         run: the run.
-        answer: its verdict.
-        checked: what `dpaudit check` has derived again.
+        answer: the verdict on the run.
+        checked: the results of `dpaudit check`.
     """
     quote = answer.quote
     same = [audit for audit in answer.audits if audit.verdict is answer.verdict]
@@ -200,7 +200,7 @@ def _identity(run: Run, commit: str) -> Fields:
 
 
 def _scores_digest(run: Run) -> str:
-    """Returns a digest of the digests of all packs, in trial order, whatever files they are in."""
+    """Returns a digest of the digests of all packs in trial order, whatever their files are."""
     sha256 = hashlib.sha256()
     for index, audit in enumerate(run.plan.audits):
         finished = FinishedTrials(run.directory, run.plan, index)

@@ -35,12 +35,12 @@ def chart(
     """Returns a chart with a line for each series of a table, in their order.
 
     Args:
-        title: what it shows.
+        title: what the chart shows.
         table: has columns `series`, `x`, `y`, and `low` and `high` if a band is shaded.
         x: label of the horizontal axis.
         y: label of the vertical axis.
         kinds: "claim", "step", "dots" or "alarm" by series; others are lines with points.
-        logarithmic: axes that are, of "x" and "y".
+        logarithmic: axes that are logarithmic: "", "x", "y" or "xy".
     """
     series = []
     for name, rows in table.groupby("series", sort=False):
@@ -57,7 +57,7 @@ def chart(
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:
-    """Returns numbers with five digits, more than a chart shows; None for those not finite."""
+    """Returns numbers with five digits, more than a chart shows; None if one is not finite."""
     return [rounded(float(value)) for value in values]
 
 
@@ -75,7 +75,7 @@ def of_bounds(bounds: pd.DataFrame) -> Chart:
         label = " ".join(filter(None, (first["title"], first["label"])))
         if first["title"] == first["label"]:
             label = first["label"]
-        repetitions = []  # bounds of audits that differ in nothing but their randomness
+        repetitions = []  # bounds of audits that differ in their randomness only
         if len(line) > 1:
             repetitions = numbers(line["bound"].dropna())
         mean = rounded(first["mean"])
@@ -114,8 +114,8 @@ def of_audit(
 
     Args:
         estimates: an audit's rows of `Run.table`.
-        trials: its trials that have a score.
-        curves: the curves of its scores; None if they are not independent.
+        trials: the audit's trials that have a score.
+        curves: trade-off curves of these scores; None if trials are not independent.
     """
     charts = [_bounds(estimates)]
     if len(trials.members):
@@ -132,7 +132,7 @@ def _bounds(estimates: pd.DataFrame) -> Chart:
     claims = claims.assign(series="claim: " + claims["accountant"], y=claims["epsilon_upper"])
     kinds = dict.fromkeys(claims["series"], "claim")
     bounds = estimates.drop_duplicates(["estimator", "x"])
-    # A bound that does not hold together with all others is drawn as it holds alone.
+    # A bound that does not hold simultaneously with all others is drawn as it holds alone.
     bounds["y"] = bounds["epsilon_lower_together"].fillna(bounds["epsilon_lower"])
     labels = {}
     for row in bounds.drop_duplicates("estimator").to_dict("records"):
@@ -140,7 +140,7 @@ def _bounds(estimates: pd.DataFrame) -> Chart:
         assumes = Status(row["status"]).assumes(row["mu_lower"])
         labels[row["estimator"]] = f"{row['estimator']}{mark} ({assumes})"
     bounds["series"] = bounds["estimator"].map(labels)
-    # Drawn once more, as a mark.
+    # Bounds above their claim are drawn once more, as marks.
     above = bounds[bounds["above_claim"]].assign(series="above its claim")
     columns = ["series", "x", "y"]
     table = pd.concat([claims[columns], bounds[columns], above[columns]])

@@ -39,10 +39,9 @@ from .tables import Run
 PLAN = record.FILE
 SWEEP = record.SWEEP_FILE
 ESTIMATES = "estimates.parquet"
-# Other versions of numpy and scipy, on another kind of machine, may differ by this (relative, and
-# absolute near 0).
-TOLERANCE = 1e-9
-_ZERO = 1e-12
+# Results of other versions of numpy and scipy, or of another kind of machine, may differ by this.
+TOLERANCE = 1e-9  # relative
+_ZERO = 1e-12  # absolute, near 0
 KEPT = 1000  # differences that are listed; the others are counted
 NOTHING = "nothing"
 _REDRAWN = ("report.html and figures", "`dpaudit report` draws them again")
@@ -59,7 +58,7 @@ class Difference:
 
     Attributes:
         file: path of the file in the run directory.
-        audit: label of the audit, empty if it is of no single one.
+        audit: label of the audit; empty if the value belongs to no single audit.
         place: position in the file, such as a key.
         stored: the value in the file.
         derived: the recomputed value, empty without one.
@@ -83,10 +82,10 @@ class Checked:
 
     Attributes:
         location: address of the run directory.
-        differences: the first KEPT of them.
+        differences: the first KEPT differences.
         different: number of all differences.
         derived: numbers of recomputed values, by kind.
-        verdict: the recomputed one, empty if it cannot be checked.
+        verdict: the recomputed verdict, empty if it cannot be checked.
         partial: progress of a run that is not complete, else empty.
         unchecked: labels of audits, by what cannot be checked here and why.
         notes: remarks that are no differences.
@@ -126,7 +125,7 @@ class Checked:
             position: position of the value in the file, in words.
             stored: the value; text is shown as it is.
             derived: what follows from the scores or the sweep.
-            audit: label of its audit, if it has one.
+            audit: label of the value's audit, if it has one.
         """
         self.different += 1
         if self.different <= KEPT:
@@ -150,7 +149,7 @@ class Checked:
             file: name of the file that has the value.
             stored: the value, or a mapping of values.
             derived: what follows from the scores or the sweep.
-            audit: label of its audit, if it has one.
+            audit: label of the value's audit, if it has one.
             position: position of the value in the file, in words.
         """
         if isinstance(stored, Mapping) and isinstance(derived, Mapping):
@@ -177,7 +176,7 @@ class Checked:
             derived = "an entry"
         self.differs(file, position, stored, derived, audit)
 
-    def cannot(
+    def note_unchecked(
         self,
         subject: str,
         reason: str,
@@ -188,7 +187,7 @@ class Checked:
         Args:
             subject: what is not checked.
             reason: why not.
-            audit: label of the audit, if it concerns one.
+            audit: label of the audit, if the subject concerns one.
         """
         audits = self.unchecked.setdefault(f"{subject}: {reason}", [])
         if audit and audit not in audits[-1:]:
@@ -213,14 +212,14 @@ class Checked:
 class _Sources:
     """A run whose sweep and plan belong together.
 
-    `good` has the numbers of the audits whose plan, preparation and scores do not differ.
+    `intact` has the numbers of the audits whose plan, preparation and scores do not differ.
     """
 
     run: RunDirectory
     sweep: Sweep
     plan: Plan
     checked: Checked
-    good: set[int] = field(default_factory=set)
+    intact: set[int] = field(default_factory=set)
 
 
 def check_run(
@@ -237,7 +236,7 @@ def check_run(
 
     Raises:
         RunDirectoryError: there is no run.
-        StorageError: it cannot be read now.
+        StorageError: the run cannot be read now.
     """
     run = RunDirectory(location, OPENING)
     checked = Checked(run.location)
@@ -260,29 +259,31 @@ def check_run(
         checked.compare(PLAN, plan.seed, sweep.seed, position="seed")
         checked.compare(PLAN, len(plan.audits), len(sweep.cells), position="audits")
     if plan is None or sweep is None or checked.different:
-        checked.cannot("claims, bits, scores, estimates and verdict", "they need these files")
+        checked.note_unchecked(
+            "claims, bits, scores, estimates and verdict", "they need these files"
+        )
         return checked
     sources = _Sources(run, record.filled(sweep, plan, run), plan, checked)
     _check_plan(sources, sweep)
     _check_names(sources)
-    before = checked.different  # only what these two files add counts below
+    before = checked.different  # below, only differences in these two files count
     with checked.reading(outcomes.FILE):
         outcomes.read(run, plan)
     with checked.reading(ESTIMATES):
         estimates = run.estimates(record.most_estimates(sweep, plan))
     if checked.different > before:
-        checked.cannot("estimates and verdict", "they need records that are damaged")
+        checked.note_unchecked("estimates and verdict", "they need records that are damaged")
     else:
         _check_derived(sources, estimates)
     if commitment:
         checked.compare(PLAN, plan.commitment, commitment.lower(), position="commitment")
-    if rerun and len(sources.good) == len(plan.audits):
+    if rerun and len(sources.intact) == len(plan.audits):
         _train_again(sources, rerun)
     return checked
 
 
 def _train_again(sources: _Sources, share: float) -> None:
-    """Compares the scores of some packs with those of training them again."""
+    """Trains some packs again, and compares their scores with the stored ones."""
     checked = sources.checked
     for result in repeated(sources.run, sources.sweep, sources.plan, share):
         checked.count("repeated packs")
@@ -300,30 +301,32 @@ def _check_plan(sources: _Sources, sweep: Sweep) -> None:
 
     Args:
         sources: the run.
-        sweep: its sweep, without what is filled in from the plan.
+        sweep: the run's sweep, without what is filled in from the plan.
     """
     plan = sources.plan
     checked = sources.checked
     if any(cell.unimported for cell in sweep.cells):
-        checked.cannot(f"the fingerprint of {SWEEP}", "it needs code that was not imported")
+        checked.note_unchecked(f"the fingerprint of {SWEEP}", "it needs code that was not imported")
     damaged = _damaged_preparations(sources)
     for index, audit in enumerate(plan.audits):
         before = checked.different
         _check_planned(index, sweep.cells[index], sources)
         _check_scores(sources, audit)
         if checked.different == before and index not in damaged:
-            sources.good.add(index)
+            sources.intact.add(index)
     grave, harmless = provenance.changes(plan.code[-1], provenance.sweep_code(sweep))
     if grave or harmless:
         checked.notes.append(f"other code or machine here: {'; '.join((*grave, *harmless))}")
     try:
         digests = {file.sha256 for file in provenance.input_files(sweep)}
     except DpauditError as error:
-        checked.cannot("the data", first_line(error))
+        checked.note_unchecked("the data", first_line(error))
         return
     absent = [file.file for file in plan.data if file.sha256 not in digests]
     if absent:
-        checked.cannot("the data", f"{', '.join(absent)} missing, or with different content")
+        checked.note_unchecked(
+            "the data", f"{', '.join(absent)} missing, or with different content"
+        )
     checked.count("data files", len({file.sha256 for file in plan.data} & digests))
 
 
@@ -332,7 +335,7 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
 
     Args:
         index: number of the audit.
-        cell: its cell in the sweep, without what is filled in from the plan.
+        cell: the audit's cell in the sweep, without what is filled in from the plan.
         sources: the run.
     """
     audit = sources.plan.audits[index]
@@ -351,7 +354,9 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
     }
     try:
         if cell.unimported:
-            checked.cannot("its fingerprint", "it needs code that was not imported", audit.label)
+            checked.note_unchecked(
+                "its fingerprint", "it needs code that was not imported", audit.label
+            )
         else:
             derived |= {
                 "fingerprint": cell.fingerprint,
@@ -365,12 +370,12 @@ def _check_planned(index: int, cell: Cell, sources: _Sources) -> None:
             derived["packs"] = _packs(audit, cell, sweep)
         if isinstance(filled.mechanism, Recorded):
             reason = "needs code or data that is missing here; it is taken from plan.json"
-            checked.cannot("the input of accountants", reason, audit.label)
+            checked.note_unchecked("the input of accountants", reason, audit.label)
         else:
             reads = cell.foreign or cell.mechanism.claim_reads_data
             derived["claimed"] = claims.of_steps(cell) if reads else None
     except DpauditError as error:
-        checked.cannot("its entry in plan.json", first_line(error), audit.label)
+        checked.note_unchecked("its entry in plan.json", first_line(error), audit.label)
     position = f"audits.{index}"
     for name, value in derived.items():
         checked.compare(PLAN, getattr(audit, name), value, audit.label, f"{position}.{name}")
@@ -416,7 +421,7 @@ def _claims(
     other_version = sources.plan.code[-1].versions.get("dpaudit", __version__) != __version__
     for name in cell.audit.accountants:
         derived[name] = audit.claims.get(name, ())
-        # An error leaves it at that; its message is the reason why nothing is compared.
+        # After an error, the plan's ε stay; the message is the reason why nothing is compared.
         try:
             if stays_unimported(name):
                 raise DpauditError("they need its author's code")
@@ -426,7 +431,7 @@ def _claims(
                 raise DpauditError("another version of dpaudit computed them")
             derived[name] = values
         except DpauditError as error:
-            checked.cannot(f"its claims by {name}", first_line(error), audit.label)
+            checked.note_unchecked(f"its claims by {name}", first_line(error), audit.label)
     return derived
 
 
@@ -440,9 +445,9 @@ def _packs(
     Args:
         audit: the audit's entry in the plan.
         cell: the audit in the sweep.
-        sweep: has the size of packs.
+        sweep: sets the size of packs.
     """
-    # A number that was raised before the first trial has left a short pack and no other trace.
+    # If the number of trials was raised before the first trial, a short pack is the only trace.
     size = planner.pack_size(cell, sweep)
     short = [last + 1 for first, last in audit.packs[:-1] if last - first + 1 < size]
     raised: list[int] = []
@@ -470,7 +475,9 @@ def _damaged_preparations(sources: _Sources) -> set[int]:
             if checked.different > before:
                 damaged.update(part.waiting)
     if "prepared parts" in checked.derived:
-        checked.cannot("values in preparations", "they were trained; their files are intact")
+        checked.note_unchecked(
+            "values in preparations", "they were trained; their files are intact"
+        )
     return damaged
 
 
@@ -546,18 +553,18 @@ def _check_names(sources: _Sources) -> None:
         if foreign(name, audits, preparations):
             checked.differs(name, "", "a file", "one that this run has written")
         elif folder in _BESIDE:
-            checked.cannot(*_BESIDE[folder])
+            checked.note_unchecked(*_BESIDE[folder])
 
 
 # Estimates, records and the verdict, which follow from scores ------------------------------------
 
 
 def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
-    """Recomputes what follows from the scores of `good` audits, and compares it.
+    """Recomputes what follows from the scores of `intact` audits, and compares it.
 
     Args:
         sources: the run.
-        stored: its estimates.
+        stored: the stored estimates.
     """
     run = sources.run
     plan = sources.plan
@@ -569,8 +576,8 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
     failed = outcomes.failed(run, plan)
     results = {}
     rows = []
-    behind = False  # whether stored estimates are of fewer trials than are stored
-    for index in sorted(sources.good):
+    outdated = False  # whether stored estimates are of fewer trials than are stored
+    for index in sorted(sources.intact):
         audit = plan.audits[index]
         cell = sources.sweep.cells[index]
         failures = {failure.pack.bounds for failure in failed if failure.pack.audit == index}
@@ -583,23 +590,23 @@ def _check_derived(sources: _Sources, stored: pd.DataFrame) -> None:
             state = AuditState(opened, index, failures)
             derived = state.estimates.rows()
         except DpauditError as error:
-            checked.cannot("its estimates", first_line(error), audit.label)
+            checked.note_unchecked("its estimates", first_line(error), audit.label)
             continue
         results[index] = state.take_snapshot()
         del state  # frees all its scores; the verdict reads them again
         rows += derived
         own_rows = stored[stored["audit"] == audit.id]
-        behind |= _behind(sources, index, failures, derived, own_rows)
-    if not behind:  # else the records are, too
+        outdated |= _is_outdated(sources, index, failures, derived, own_rows)
+    if not outdated:  # else the records are outdated, too
         _check_records(sources, results)
     checked.partial = _check_completeness(sources, results)
-    if len(sources.good) < len(plan.audits):
-        checked.cannot("the verdict", "it depends on files that differ")
+    if len(sources.intact) < len(plan.audits):
+        checked.note_unchecked("the verdict", "it depends on files that differ")
     else:
         checked.verdict = _check_verdict(sources, rows, stored)
 
 
-def _behind(
+def _is_outdated(
     sources: _Sources,
     index: int,
     failures: set[Bounds],
@@ -624,7 +631,7 @@ def _behind(
         reason = (
             f"they are for {stored_trials:,} of {trials:,} stored trials; `dpaudit run` resumes"
         )
-        checked.cannot("its estimates", reason, audit.label)
+        checked.note_unchecked("its estimates", reason, audit.label)
         return True
     finished = finished_trials.stored_packs(run, audit) | failures
     absent = [pack for pack in audit.packs if pack[0] < stored_trials and pack not in finished]
@@ -669,7 +676,7 @@ def _compare_estimates(
             if status.conditional and stored_by_key[key]["status"] in given_the_curve:
                 recomputed[key]["status"] = stored_by_key[key]["status"]
                 reason = "the proof of the curve needs code or data that is missing here"
-                checked.cannot("whether its eps is certified", reason, audit.label)
+                checked.note_unchecked("whether its eps is certified", reason, audit.label)
     checked.count("estimates", len(shared))
     checked.compare(ESTIMATES, stored_by_key, recomputed, audit.label)
 
@@ -734,7 +741,7 @@ def _check_verdict(
     """Recomputes the verdict from recomputed estimates, and compares it with a stored one.
 
     Args:
-        sources: the run, all of whose audits are `good`.
+        sources: the run, all of whose audits are `intact`.
         rows: the recomputed estimates.
         stored: the stored ones, taken where nothing could be recomputed.
     """
@@ -743,14 +750,14 @@ def _check_verdict(
     if len(unchecked):
         table = pd.concat([table, unchecked], ignore_index=True)
     run = Run(sources.run, sources.sweep, sources.plan, table)
-    derived = verdict.derived(run)
+    derived = verdict.compute_answer(run)
     checked = sources.checked
     with checked.reading(verdict.FILE):
         recorded = verdict.unsealed_answer(replace(run, estimates=stored))
         if recorded is not None:
             checked.compare(verdict.FILE, _comparable(recorded), _comparable(derived))
         elif sources.run.read_text(verdict.FILE) is not None:
-            checked.cannot(verdict.FILE, "it belongs to other trials or bounds")
+            checked.note_unchecked(verdict.FILE, "it belongs to other trials or bounds")
     return derived.verdict.value
 
 

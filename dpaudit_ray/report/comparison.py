@@ -36,12 +36,12 @@ class Side:
     """An audit of a run that is compared with one of another run.
 
     Attributes:
-        entry: its entry in `tables.overview`.
-        verdict: its verdict.
-        quote: its quote.
-        rate: share of correct guesses; NaN, like its ends, if guesses are dependent.
-        low: lower end of its interval, at the audit's confidence.
-        high: upper end.
+        entry: the audit's entry in `tables.overview`.
+        verdict: the audit's verdict.
+        quote: the audit's quote.
+        rate: share of correct guesses; NaN, like `low` and `high`, if guesses are dependent.
+        low: lower end of the rate's interval, at the audit's confidence.
+        high: upper end of that interval.
     """
 
     entry: dict[str, Any]
@@ -87,8 +87,8 @@ class Comparison:
     """Two runs, left and right.
 
     Attributes:
-        locations: addresses of their directories.
-        verdicts: their verdicts.
+        locations: addresses of the run directories.
+        verdicts: verdicts on the runs.
         changes: settings that differ.
         code: sentences on the code, machine and data that differ.
         pairs: audits that are compared.
@@ -133,7 +133,7 @@ def _labels_without(
 
 def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     """Returns the verdict on a run, and its audits."""
-    answer = verdict.derived(run)
+    answer = verdict.compute_answer(run)
     sides = []
     audits = zip(run.pairs, answer.audits, overview(run), strict=True)
     for (audit, cell), answered, entry in audits:

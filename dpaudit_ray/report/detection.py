@@ -39,22 +39,22 @@ from ..sweep.yamlfile import dump_yaml
 from .quote import epsilon_text, quote
 from .tables import Run
 
-ALTERNATIVE = 0.7  # times the claimed noise would have been found ...
-REQUIRED_POWER = 0.8  # ... with at least this probability
+ALTERNATIVE = 0.7  # share of the claimed noise that an audit must be able to find
+REQUIRED_POWER = 0.8  # probability with which it must find that
 SIMULATIONS = 50
-_AGREE = 20  # simulations are enough if all end alike: at a power of 0.8, once in a hundred
-_SHORTER = (2_000, 20_000, 200_000, 2_000_000)  # trials: a longer audit is first simulated so
-_GRAIN = 0.05  # μ is rounded to it: audits with nearly equal hit rates share a simulation
-_MORE = (2, 4, 8, 16)  # times the trials, that are tried
-_MOST = 200_000  # trials that are simulated
-_FEWEST = 64  # trials from which more are counted, and whose hits rate the adversary
+_AGREE = 20  # simulations suffice if all end alike: once in a hundred times at a power of 0.8
+_SHORTER = (2_000, 20_000, 200_000, 2_000_000)  # trials; longer audits are first simulated so short
+_GRAIN = 0.05  # μ is rounded to this, so audits with nearly equal hit rates share a simulation
+_MORE = (2, 4, 8, 16)  # multiples of the trials that are tried
+_MOST = 200_000  # trials at most of an audit that is simulated for a hint
+_FEWEST = 64  # trials; multiples start there, and fewer hits do not rate the adversary
 _SMALL_CLAIM = 0.75  # share of correct guesses that a claim allows: below it, the claim is small
 _EFFECT = (
     f"trials would detect a {percent(round(1 - ALTERNATIVE, 6))} shortfall in noise with a "
     f"probability of {percent(REQUIRED_POWER)} or more"
 )
 _IF_ALL = "if the adversary shows all that the claim allows"
-_MOST_LEAK = 16.0  # times the claimed losses, at most, that a hit rate is explained by
+_MOST_LEAK = 16.0  # multiple of the claimed losses, at most, that explains a hit rate
 _LUCK = 0.2  # probability of fewer correct guesses than a forecast assumes
 Test = ClaimTest | RunTest
 # Adversaries that may see all that a claim allows; the one that sees less comes first.
@@ -165,7 +165,7 @@ def _share_found(
 ) -> float:
     """Returns the share of simulated audits that refute a claim.
 
-    A bound at `delta`, which the audit tests, too, is left out: it could only raise the share.
+    The bound at `delta` that the audit also tests is left out: it could only raise the share.
 
     Args:
         curve: the claim.
@@ -261,7 +261,7 @@ def _share_by_odds(
     return _share_refuted(audit, draw, alpha, required, with_bounds=trials <= _MOST)
 
 
-def for_weak(
+def hints_for_weak_audit(
     run: Run,
     index: int,
     test: Test,
@@ -271,16 +271,16 @@ def for_weak(
 
     Args:
         run: the run.
-        index: number of the audit that comes nearest to the power it lacks.
-        test: the test of its claim, after its trials.
+        index: number of the audit that comes nearest to the required power.
+        test: the test of the audit's claim, after its trials.
         alpha: error probability at which the claim counts as refuted.
     """
     if not run.done(run.plan.audits[index]):
         return  # all trials have failed
     if not isinstance(test, ClaimTest):
-        yield from _by_order(run, index)
+        yield from _order_statistics_hint(run, index)
         yield "more canaries, more noise or fewer steps: `dpaudit plan` forecasts what they show"
-        return  # how canaries of one training run depend on each other is not known beforehand
+        return  # no forecast: how the canaries of a training run depend on each other is unknown
     looks = (test.planned, *test.later)
     planned = [number for number in looks if number > test.horizon]
     fewest = max(test.horizon, _FEWEST)
@@ -289,13 +289,13 @@ def for_weak(
     guesses = test.hits.guesses
 
     def first_size(rate: float | None) -> int | None:
-        """Returns the first of `sizes` with the required power, by `_finds`; None if none has."""
+        """Returns the first of `sizes` that `_would_refute` the claim; None if none does."""
         for size in sizes:
-            if _finds(test, looks, rate, size, alpha):
+            if _would_refute(test, looks, rate, size, alpha):
                 return size
         return None
 
-    # A low rate, which the adversary exceeds unless this run had luck.
+    # By a low hit rate, which the adversary exceeds unless this run had luck.
     enough = first_size(clopper_pearson_lower(test.hits.hits, guesses, _LUCK))
     if enough:
         yield from _with_more_trials(run, enough, is_planned=enough in planned)
@@ -335,7 +335,7 @@ def _with_more_trials(run: Run, enough: int, is_planned: bool) -> Iterator[str]:
         remedy = f"`--set audit.trials={enough}`"
         yield f"growth planned by `up_to`: {enough:,} {_EFFECT}: {remedy}"
         return
-    fresh = options_of_its_own(run, enough, {"audit.trials": enough})
+    fresh = options_of_new_run(run, enough, {"audit.trials": enough})
     if fresh is not None:
         yield f"a separate run: {enough:,} {_EFFECT}: {fresh[1]}"
 
@@ -346,7 +346,7 @@ def _another_threat_model(run: Run, index: int) -> str | None:
     Returns None if none would.
     """
     for adversary, what_it_does in _STRONGEST.items():
-        stronger = _stronger(run, index, adversary)
+        stronger = _deciding_changes(run, index, adversary)
         if stronger is not None:
             trials, changes = stronger
             return (
@@ -358,10 +358,10 @@ def _another_threat_model(run: Run, index: int) -> str | None:
 
 def _through_claimed_curves(run: Run, index: int) -> Iterator[str]:
     """Yields the hint to convert bounds through the claimed curves, if an estimator can."""
-    estimators = _through_claim(run.sweep.cells[index])
+    estimators = _estimators_through_claim(run.sweep.cells[index])
     if estimators is None:
         return
-    fresh = options_of_its_own(run, "claimed", {"audit.estimators": estimators})
+    fresh = options_of_new_run(run, "claimed", {"audit.estimators": estimators})
     if fresh is not None:
         yield (
             "the same threat model, with the claimed mechanism's own curve (`curve: claimed`), may "
@@ -369,13 +369,13 @@ def _through_claimed_curves(run: Run, index: int) -> Iterator[str]:
         )
 
 
-def _by_order(run: Run, index: int) -> Iterator[str]:
+def _order_statistics_hint(run: Run, index: int) -> Iterator[str]:
     """Yields order statistics if they are certified for every audit and show more than the quote.
 
     The forecast is of a new run whose guesses are correct as often as those of this one.
     """
     name = OrderStatistics.name
-    fresh = options_of_its_own(run, name, {"audit.estimators": [name]})
+    fresh = options_of_new_run(run, name, {"audit.estimators": [name]})
     if fresh is None or not all(map(_certified_by_order, fresh[0].cells)):
         return
     trials = run.trials(run.plan.audits[index])
@@ -405,7 +405,7 @@ def _certified_by_order(cell: Cell) -> bool:
     return names == [OrderStatistics.name] and independent and is_gaussian
 
 
-def options_of_its_own(
+def options_of_new_run(
     run: Run, suffix: object, changes: Mapping[str, Any]
 ) -> tuple[Sweep, str] | None:
     """Returns a sweep for a new run, and the options that make it; None if it is not valid.
@@ -430,12 +430,12 @@ def options_of_its_own(
 
 
 def _access(adversary: Adversary) -> tuple[bool, bool]:
-    """Returns whether it sees every update, and whether it plants a gradient in every step."""
+    """Returns whether an adversary sees every update, and whether it is in every step."""
     in_every_step = adversary.fixed_gradient and adversary.period == 1
     return isinstance(adversary, TrajectoryAdversary), in_every_step
 
 
-def _stronger(
+def _deciding_changes(
     run: Run,
     index: int,
     adversary: Adversary,
@@ -445,12 +445,12 @@ def _stronger(
     Args:
         run: the run.
         index: number of the audit whose trials are multiplied.
-        adversary: the stronger one.
+        adversary: the stronger adversary.
 
     Returns:
-        None if it would not, or if some adversary of the run has as much access.
+        None if it would not decide them, or if an adversary of the run has as much access.
     """
-    # It must see or plant more than each adversary of the run, and nothing less.
+    # The stronger adversary has all access that each adversary of the run has, and more.
     access = _access(adversary)
     for cell in run.sweep.cells:
         least = _access(cell.adversary)
@@ -461,30 +461,30 @@ def _stronger(
     if "adversary" in (run.sweep.raw.get("grid") or {}):
         changes = {"grid.adversary": [options]}
     audit = run.sweep.cells[index].audit
-    estimators = _through_claim(run.sweep.cells[index])
+    estimators = _estimators_through_claim(run.sweep.cells[index])
     if estimators is not None:
         changes["audit.estimators"] = estimators
-    fresh = options_of_its_own(run, adversary.name, changes)
+    fresh = options_of_new_run(run, adversary.name, changes)
     if fresh is None or not all(map(_sees_all, fresh[0].cells)):
         return None
     cells = fresh[0].cells
     alpha = (1 - min(cell.audit.confidence for cell in cells)) / len(cells)
     curves = {claims.family(cell)(cell.claimed().noise) for cell in cells}
     tests = [ClaimTest(curve, audit.trials) for curve in curves]
-    # With the same number of trials, growth that is planned may decide; with more, a single look.
+    # At the same number of trials, planned growth may decide; at a larger one, a single look does.
     for factor in (1, *_MORE):
         trials = factor * audit.trials
         looks = growth.looks(trials, cells[0].audit.up_to)
         if factor > 1:
             looks = (trials,)
-            fresh = options_of_its_own(run, adversary.name, {**changes, "audit.trials": trials})
-        decided = all(_finds(test, looks, None, trials, alpha) for test in tests)
+            fresh = options_of_new_run(run, adversary.name, {**changes, "audit.trials": trials})
+        decided = all(_would_refute(test, looks, None, trials, alpha) for test in tests)
         if fresh is not None and decided:
             return trials, fresh[1]
     return None
 
 
-def _finds(
+def _would_refute(
     test: ClaimTest,
     looks: tuple[int, ...],
     rate: float | None,
@@ -533,10 +533,10 @@ def _sees_all(cell: Cell) -> bool:
     return curve is not TradeOff.UNKNOWN
 
 
-def _through_claim(cell: Cell) -> list[dict[str, Any]] | None:
-    """Returns the audit's estimators, of which the first possible one gets `curve: claimed`.
+def _estimators_through_claim(cell: Cell) -> list[dict[str, Any]] | None:
+    """Returns the audit's estimators; the first one that has the option gets `curve: claimed`.
 
-    None if the claimed curve is Gaussian, no estimator has such an option, or one has set it.
+    None if the claimed curve is Gaussian, no estimator has the option, or one has set it.
     """
     if cell.claimed().gaussian:
         return None

@@ -27,7 +27,7 @@ FEW = 40  # audits: with more, their figures are not drawn beforehand
 _BINS = 24  # bins of a histogram of scores
 _STEPS = 40  # points of a line over steps
 _PANELS = 12  # maps side by side
-_ACROSS = 25  # cells of a row where no two keys vary
+_ACROSS = 25  # cells of a row if fewer than two keys vary
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class AuditMap:
 
     Attributes:
         across: name of the key from left to right, empty if cells are in the order of audits.
-        down: name of the key from top to bottom, empty likewise.
+        down: name of the key from top to bottom, or empty.
         columns: values of `across`.
         rows: values of `down`.
         panels: titles of the panels, with the (audit, column, row) of their cells.
@@ -73,7 +73,7 @@ def varied_keys(run: Run) -> tuple[Varied, ...]:
 
 
 def audit_map(keys: Sequence[Varied], audits: int) -> AuditMap:
-    """Places audits by the two keys of the most values; other keys make panels.
+    """Places audits by the two keys that have the most values; other keys make panels.
 
     Args:
         keys: options that differ between audits.
@@ -202,7 +202,7 @@ def _scores(
 
 
 def _text(value: Any) -> str:
-    """Returns an option as text: 3 for 3.0, which tables make of it if some audits have none."""
+    """Returns an option as text: 3 for 3.0, to which tables turn a 3 if some audits have none."""
     if isinstance(value, float):
         return "–" if math.isnan(value) else f"{value:.12g}"
     return str(value)

@@ -59,7 +59,7 @@ def utilities(
 ) -> Iterator[dict[str, Any]]:
     """Yields each utility of the final models over all training runs ("any"), and by world.
 
-    `mean` and its standard `error` are over `trainings` runs; `diverged` further ones gave no
+    `mean` and its standard `error` are over `trainings` runs; further runs, `diverged`, gave no
     finite value. Failed trials have no model. The canaries of one training run share its utility:
     then there are no worlds.
 
@@ -104,7 +104,7 @@ class ObservedTradeOff:
             members: bool [n], whether the canary was in.
         """
         worlds = Worlds.observed(*checked(scores, members))
-        # Between scores; from the highest, where no trial counts as "in", to the lowest.
+        # Thresholds between scores, from the highest, where no trial counts as "in", to the lowest.
         descending = worlds.midpoints(profile.MOST)[::-1]
         thresholds = np.concatenate([[np.inf], descending, [-np.inf]])
         false_positives, false_negatives = worlds.errors(thresholds)
@@ -127,7 +127,9 @@ class ObservedTradeOff:
     def gap(self) -> float:
         """The largest distance of the curve from the fit, in α or β, whichever is smaller."""
         upwards = np.abs(self.beta - gaussian_trade_off(self.alpha, self.mu))
-        sideways = np.abs(self.alpha - gaussian_trade_off(self.beta, self.mu))  # its own inverse
+        sideways = np.abs(
+            self.alpha - gaussian_trade_off(self.beta, self.mu)
+        )  # G_μ is its own inverse
         return float(np.max(np.minimum(upwards, sideways)))
 
 
@@ -177,7 +179,7 @@ def claimed_curve(cell: Cell, audit: PlannedAudit, points: int = 60) -> Curve:
     """
     if audit.claim == math.inf:
         return gaussian(math.inf)
-    if imports.stays_unimported(audit.accountant):  # its one recorded point
+    if imports.stays_unimported(audit.accountant):  # one point of its claim is recorded
         return Curve(np.array([audit.claim]), np.array([cell.audit.delta]))
     return _curve(cell.claimed(), 2 * audit.claim, points, audit.accountant)
 

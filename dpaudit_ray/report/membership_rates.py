@@ -21,7 +21,7 @@ from .tables import Run
 _MODELS = 100  # training runs from which on LiRA is used: each record is in about half of them
 _POINT = ("fpr", "tpr", "tpr_low", "tpr_high", "claim")
 _MOST = 1_000_000  # trials that are read
-_FEWEST = 20  # trials: with fewer, no FPR up to 1/2 is resolved
+_FEWEST = 20  # trials; fewer resolve no FPR up to 1/2
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Reading:
 
     Attributes:
         id: the audit's id.
-        label: its label.
-        shown: its rates.
+        label: the audit's label.
+        rates: the audit's rates.
         claim: the claimed curve.
     """
 
     id: str
     label: str
-    shown: Membership
+    rates: Membership
     claim: Curve
 
     @classmethod
@@ -69,7 +69,7 @@ class Reading:
             rates = lira(scores, members, confidence=cell.audit.confidence)
         else:
             rates = Membership(scores, members, cell.audit.confidence)
-        fast = audit.accountant in ("gaussian", "rdp")  # others take long for each point
+        fast = audit.accountant in ("gaussian", "rdp")  # other accountants take long for each point
         claim = claimed_curve(cell, audit, points=60 if fast else 12)
         return cls(audit.id, audit.label, rates, claim)
 
@@ -77,24 +77,24 @@ class Reading:
     def entry(self) -> dict[str, Any]:
         """All rates as in JSON: `points` by FPR, with the `claim` at each."""
         points = []
-        for fpr, rate in self.shown.points.items():
+        for fpr, rate in self.rates.points.items():
             claim = float(self.claim.true_positive_rate(fpr)[0])
             values = (fpr, *astuple(rate), claim)
             points.append(dict(zip(_POINT, values, strict=True)))
         return {
-            "trainings": len(self.shown.scores),
-            "confidence": self.shown.confidence,
+            "trainings": len(self.rates.scores),
+            "confidence": self.rates.confidence,
             "points": points,
-            "auc": asdict(self.shown.auc),
-            "balanced_accuracy": asdict(self.shown.balanced_accuracy),
+            "auc": asdict(self.rates.auc),
+            "balanced_accuracy": asdict(self.rates.balanced_accuracy),
         }
 
     @property
     def sentences(self) -> Iterator[str]:
         """All rates as sentences; the first is on the least FPR that is resolved."""
-        for fpr, rate in reversed(self.shown.points.items()):
-            yield membership.sentence(fpr, rate, self.shown.confidence, self.claim)
-        summary = {"AUC": self.shown.auc, "balanced accuracy": self.shown.balanced_accuracy}
+        for fpr, rate in reversed(self.rates.points.items()):
+            yield membership.sentence(fpr, rate, self.rates.confidence, self.claim)
+        summary = {"AUC": self.rates.auc, "balanced accuracy": self.rates.balanced_accuracy}
         for name, rate in summary.items():
             if math.isnan(rate.value):
                 yield f"{name} unknown: its threshold is fitted to other training runs"
@@ -104,11 +104,11 @@ class Reading:
     @property
     def curves(self) -> pd.DataFrame:
         """The ROC curve and its claim as a table with columns series, x, y, low, high."""
-        rates = [astuple(rate) for rate in self.shown.roc.values()]
+        rates = [astuple(rate) for rate in self.rates.roc.values()]
         observed = pd.DataFrame(rates, columns=["y", "low", "high"])
-        observed["x"] = list(self.shown.roc)  # false-positive rates
+        observed["x"] = list(self.rates.roc)  # false-positive rates
         observed["high"] = observed["high"].shift(-1, fill_value=1.0)  # holds up to the next FPR
-        x = np.geomspace(self.shown.least_fpr, 1, 100)
+        x = np.geomspace(self.rates.least_fpr, 1, 100)
         allowed = pd.DataFrame({"x": x, "y": self.claim.true_positive_rate(x)})
         tables = {self.label: observed, f"claim: {self.label}": allowed}
         return pd.concat(tables, names=["series"]).reset_index("series")

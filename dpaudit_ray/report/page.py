@@ -63,7 +63,7 @@ def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
         location=run.directory.location,
         answer=answer,
         rows=list(zip(overview(run), answer.audits, strict=True)),
-        heading=". ".join([words.heading(quotes), *words.below(quotes)]),
+        heading=". ".join([words.heading(quotes), *words.lines_below(quotes)]),
         figure=figure,
     )
 
@@ -92,13 +92,13 @@ def environment(**options: Any) -> jinja2.Environment:
 
 
 def _coded(text: str) -> markupsafe.Markup:
-    """Returns text as HTML, with what is in backticks as code."""
+    """Returns text as HTML; parts in backticks become code."""
     escaped = str(markupsafe.escape(lines(text)))
     return markupsafe.Markup(re.sub("`([^`]*)`", r"<code>\1</code>", escaped))
 
 
 def _explained(text: str) -> markupsafe.Markup:
-    """Returns a word of the glossary with its meaning, which a pointer or a tap shows."""
+    """Returns a word of the glossary as HTML that shows its meaning under a pointer or a tap."""
     meaning = words.GLOSSARY.get(text.removesuffix(" ≥").removesuffix(" ="))
     if meaning is None:
         return markupsafe.escape(text)
@@ -107,5 +107,5 @@ def _explained(text: str) -> markupsafe.Markup:
 
 
 def _shown(value: Any) -> Any:
-    """Returns text without control characters; markup is made here, from such text."""
+    """Returns text without control characters, and anything else as it is."""
     return lines(value) if type(value) is str else value

@@ -32,7 +32,7 @@ def of_run(run: Run, roc: list[pd.DataFrame]) -> Iterator[Picture]:
     for estimator, caption in whole_run.captions(run).items():
         suffix = f"-{estimator}" if estimator else ""
         bounds = whole_run.bounds_table(run, estimator)
-        if estimator is None:  # the bars are of the bounds that are quoted
+        if estimator is None:  # the bars show the quoted bounds
             bars = [charts.of_bounds(bounds)]
             file = png(whole_run.bars_figure(bounds))
             yield Picture("overview", "Lower bound and claim of every audit", bars, file)
@@ -67,9 +67,9 @@ def _trend(trend: whole_run.Trend) -> Chart:
 
 
 def _distribution(distribution: whole_run.Distribution) -> Chart:
-    """Returns the chart of histograms as outlines in steps, with a logarithmic axis of shares.
+    """Returns the chart of a quantity that mechanisms compute: a histogram for each audit.
 
-    They are of a quantity that mechanisms compute, one for each audit.
+    Histograms are outlines in steps, with a logarithmic axis of shares.
     """
     outlines = [
         charts.outline(label, distribution.edges, shares)

@@ -12,7 +12,7 @@ from ..errors import percent, plain
 from ..stats import Status
 from .tables import EXACT, Row, Run, assumption_free, may_exceed_claim, representative
 
-_SMALLEST_PLAIN = 0.01  # a smaller ε would have one digit among three decimals
+_SMALLEST_PLAIN = 0.01  # a smaller ε would have one significant digit among three decimals
 PROVED = ("assumption-free", "Gaussian steps", EXACT)  # the assumptions of a certified ε
 
 
@@ -22,15 +22,15 @@ class Quote:
 
     Attributes:
         label: the audit's label.
-        epsilon: the bound; None without one to quote.
-        delta: its δ.
-        confidence: its confidence.
-        assumes: its assumption, in the words of `Status.assumes`.
+        epsilon: the bound; None if there is none to quote.
+        delta: δ of the bound.
+        confidence: confidence of the bound.
+        assumes: assumption of the bound, in the words of `Status.assumes`.
         claim: ε that the accountant claims for the same step.
-        accountant: the first of the audit.
+        accountant: the audit's first accountant.
         estimator: the estimator of the bound.
         step: the recorded step.
-        together: whether it holds simultaneously with all other bounds of the run.
+        together: whether the bound holds simultaneously with all other bounds of the run.
         reason: why there is no ε to quote.
     """
 
@@ -69,7 +69,7 @@ class Quote:
 
     @property
     def exact(self) -> bool:
-        """Whether it is computed without trials: then it is ε, not a lower bound."""
+        """Whether ε is computed without trials: then it is ε itself, not a lower bound."""
         return self.assumes == EXACT
 
 
@@ -98,8 +98,8 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     audit, cell = run.pairs[index]
     rows = run.last_rows(audit)
     estimator = representative(run, audit)
-    # All fields but the bound and what follows from it.
-    none = Quote(
+    # All fields but the bound and those that follow from it.
+    without_bound = Quote(
         label=audit.label,
         epsilon=None,
         delta=cell.audit.delta,
@@ -113,38 +113,38 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     )
     row = rows.get(estimator)
     if row is None or (cell.sampled and run.done(audit) == 0):
-        return replace(none, reason="nothing has been measured yet")
+        return replace(without_bound, reason="nothing has been measured yet")
     if not cell.sampled:
         epsilon = float(row["epsilon_lower"])
-        return replace(none, epsilon=epsilon, assumes=EXACT, together=True)
-    first = _with_row(none, row, run.sweep.budget.confidence)
+        return replace(without_bound, epsilon=epsilon, assumes=EXACT, together=True)
+    first = _with_row(without_bound, row, run.sweep.budget.confidence)
     if not first.above or may_exceed_claim(row, refuted):
         return first
     free = assumption_free(rows, row)
     if free is not None:
-        return _with_row(none, free, run.sweep.budget.confidence)
+        return _with_row(without_bound, free, run.sweep.budget.confidence)
     reason = f"the bound of {estimator} ({first.assumes}) exceeds the claim, but does not refute it"
     return replace(first, epsilon=None, reason=reason)
 
 
 def _with_row(
-    none: Quote,
+    without_bound: Quote,
     row: Row,
     confidence: float,
 ) -> Quote:
     """Returns a quote of a row's bound, familywise at `confidence` if it has such a bound.
 
     Args:
-        none: a quote without a bound, for the other fields.
+        without_bound: a quote without a bound, for the other fields.
         row: a row of the table of bounds.
         confidence: confidence of bounds that hold simultaneously.
     """
     familywise = float(row["epsilon_lower_together"])
     holds = not math.isnan(familywise)
     return replace(
-        none,
+        without_bound,
         epsilon=familywise if holds else float(row["epsilon_lower"]),
-        confidence=confidence if holds else none.confidence,
+        confidence=confidence if holds else without_bound.confidence,
         assumes=Status(row["status"]).assumes(row["mu_lower"]),
         estimator=str(row["estimator"]),
         together=holds,

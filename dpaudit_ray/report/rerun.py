@@ -1,4 +1,4 @@
-"""Trains stored packs again: invented scores follow from no training, whatever else agrees."""
+"""Trains stored packs again: invented scores follow from no training, even if all files agree."""
 
 import math
 import secrets
@@ -23,7 +23,7 @@ class RepeatedPack:
     Attributes:
         audit: its audit.
         pack: its trials.
-        difference: the first difference of the new scores from the stored ones, empty without one.
+        difference: the first difference of the new scores from the stored ones; "" without one.
     """
 
     audit: str
@@ -39,7 +39,7 @@ def repeated(
 ) -> Iterator[RepeatedPack]:
     """Trains a share of all stored and failed packs again, in this process; writes nothing.
 
-    The operating system draws them, so that no one who writes a run can foresee which.
+    The operating system draws the packs, so that the author of a run cannot foresee which.
 
     Args:
         run: the run directory.

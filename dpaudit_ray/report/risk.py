@@ -20,8 +20,8 @@ from .quote import quote
 from .tables import Run
 
 FPRS = (0.1, 0.01, 0.001)  # shares of wrong accusations
-PRIORS = (0.01, 0.1, 0.5)  # beliefs before anything is released
-_DELTA = 1e-5  # at which the curve of a training is accurate if the belief is read at 0
+PRIORS = (0.01, 0.1, 0.5)  # beliefs in membership before anything is released
+_DELTA = 1e-5  # δ at which curves are accurate if beliefs are read at δ = 0
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Risk:
 
     Attributes:
         claim: the claim in words.
-        accuracy: share of correct answers to "is this record in?", where half of them are.
+        accuracy: share of correct answers to "is this record in?", if half of the records are.
         members: share of members that are found, by the share of non-members that are accused.
         beliefs: what a belief in a record's membership can become, by the belief before.
         unlimited: chance that a release is outside the bound of `beliefs`: δ.
@@ -61,7 +61,7 @@ class Subject:
     Attributes:
         claims: at least one claim.
         delta: δ at which the largest change of a belief is read.
-        accountant: the one that computes bounds of a training.
+        accountant: the accountant that bounds a training run.
     """
 
     claims: Mapping[str, Claim]
@@ -134,7 +134,7 @@ def of_claim(claim: Claim, delta: float) -> Subject:
 def of_run(run: Run) -> dict[str, Subject]:
     """Returns what each audit claims, and the strongest claim that it leaves, by its label.
 
-    Whatever is promised, a claim below the measured ε is false.
+    A claim below the measured ε is false.
     """
     subjects = {}
     for index, (audit, cell) in enumerate(run.pairs):

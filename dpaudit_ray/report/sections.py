@@ -46,7 +46,7 @@ def all_sections(run: Run, progress: verdict.Progress | None) -> Content:
 def _audit(run: Run, index: int) -> Content:
     """Returns the content on one audit, with its charts.
 
-    Its trade-off curve and guesses are shown only if its trials are independent.
+    The trade-off curve and the guesses are shown only if trials are independent.
     """
     audit, cell = run.pairs[index]
     trials = run.trials(audit)
@@ -67,7 +67,7 @@ def _audit(run: Run, index: int) -> Content:
         "canaries": audit.in_a_training,
         "paired": audit.paired,
         "utility": list(utilities(audit, trials)),
-        # None for what is not filled in below.
+        # Entries that are not filled in below stay None.
         **dict.fromkeys(("counts", "charts", "curves", "hits", "membership", "roc")),
     }
     scored = trials.shown
@@ -131,7 +131,7 @@ def _answer(
         "relation": words.relation(quotes),
         "level": min(cell.audit.confidence for cell in run.sweep.cells),
         "heading": words.heading(quotes),
-        "below": words.below(quotes),
+        "below": words.lines_below(quotes),
         "measured": measured,
         "interim": any(row["interim"] for row in rows),
     }
@@ -197,7 +197,7 @@ def _many(run: Run, progress: verdict.Progress | None) -> Content:
 
 
 def _figures(run: Run, audits: list[Content]) -> Content:
-    """Returns all charts by the place that they are drawn in; writes PNG files of the run's."""
+    """Returns all charts by their place in the page; writes the run's figures as PNG files."""
     curves = [audit["roc"] for audit in audits if audit["roc"] is not None]
     of_run = list(pictures.of_run(run, curves))
     for picture in of_run:
@@ -226,7 +226,7 @@ def _reading(run: Run) -> Content:
 
 
 def _failed(run: Run) -> Content:
-    """Returns all failures that were not repeated since: packs, single trials, preparations."""
+    """Returns all failures that were not run again since: packs, single trials, preparations."""
     files = run.directory, run.plan
     recorded = outcomes.failed(*files)
     failed = []

@@ -46,8 +46,8 @@ class Run:
         directory = RunDirectory(location, OPENING)
         sweep, plan = planning.read(directory)
         estimates = directory.estimates(record.most_estimates(sweep, plan))
-        # A mechanism that was not imported may derive from any of this package, and then have its
-        # estimators.
+        # A mechanism that was not imported may have the estimators of any of this package, from
+        # which it may derive.
         mechanisms = {*registry(Mechanism).values()}
         names = set[str]()
         for cell in sweep.cells:
@@ -67,17 +67,17 @@ class Run:
         """Returns the number of finished trials of an audit."""
         return FinishedTrials(self.directory, self.plan, self.numbers[audit.id]).stored_trials
 
-    def prefix(self, audit: PlannedAudit) -> Iterator[ConsumedPack]:
-        """Yields the trials that the audit's estimates rest on."""
+    def finished_prefix(self, audit: PlannedAudit) -> Iterator[ConsumedPack]:
+        """Yields the packs of trials that the audit's estimates rest on."""
         index = self.numbers[audit.id]
         return outcomes.finished_trials(self.directory, self.sweep, self.plan, index).packs()
 
     def trials(self, audit: PlannedAudit) -> Trials:
         """Reads all trials that the audit's estimates rest on."""
-        return Trials.joined(audit, self.prefix(audit))
+        return Trials.joined(audit, self.finished_prefix(audit))
 
-    def above(self, audit: PlannedAudit) -> bool:
-        """Returns whether a bound that holds simultaneously with all others exceeds its claim."""
+    def has_bound_above_claim(self, audit: PlannedAudit) -> bool:
+        """Returns whether a bound of the audit that holds with all others exceeds its claim."""
         return bool(self.rows(audit)["above_claim"].any())
 
     def rows(self, audit: PlannedAudit) -> pd.DataFrame:
@@ -191,7 +191,7 @@ def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     return merged[[*first, *merged.columns.drop(first)]]
 
 
-# An ε of these is not converted from its μ by a Gaussian curve, or the curve is known to be one.
+# An ε with such a status was not converted by a Gaussian curve, or the curve is known to be one.
 _NOT_BY_GAUSSIAN = (Status.CERTIFIED, Status.IF_CLAIMED, Status.IF_ASSUMED)
 
 
@@ -213,7 +213,7 @@ def _above_claim(
     table: pd.DataFrame,
     is_gaussian: pd.Series[bool],
 ) -> pd.Series[bool]:
-    """Compares bounds on trials, at the sweep's split level; `verify` compares what is exact.
+    """Compares bounds on trials with claims, at the sweep's split level.
 
     Three kinds of ε above the claim refute it. A certified ε does. So does an ε that assumes a
     Gaussian curve, if the claim is that of Gaussian noise (`claims.is_gaussian`): what is certified
@@ -223,7 +223,7 @@ def _above_claim(
 
     Args:
         table: rows of `estimates.parquet`.
-        is_gaussian: whether the claim of each row is, bool [rows].
+        is_gaussian: whether the claim of each row is Gaussian, bool [rows].
 
     Returns:
         Whether each bound refutes its claim, bool [rows].
@@ -239,7 +239,7 @@ def _above_claim(
 def may_exceed_claim(row: Row, refuted: bool = False) -> bool:
     """Returns whether a row's ε may be shown above the claim.
 
-    A bound that assumes a Gaussian curve refutes no other claim, whatever else does.
+    A bound that assumes a Gaussian curve refutes no claim with another curve.
 
     Args:
         row: one of `Run.last_rows`.
@@ -254,8 +254,8 @@ def assumption_free(
 ) -> Row | None:
     """Returns a row with the assumption-free bound that belongs to `row`; None without one.
 
-    That is the row of its estimator. If the audit has no row of that estimator, it is `row` with
-    the assumption-free bound, which then holds for this audit alone, not for all at once.
+    If the estimator of that bound has a row, this is returned. Otherwise it is `row` with the
+    bound exchanged, which then holds for this audit alone, not for all simultaneously.
 
     Args:
         rows: the audit's rows, `Run.last_rows`.
@@ -291,9 +291,9 @@ def best(run: Run) -> Row | None:
 def overview(run: Run) -> list[dict[str, Any]]:
     """Returns an entry for each audit: progress, and its bound at the last step with the claim.
 
-    `epsilon_lower` depends on what its `status` assumes, and rests on the trials `used`; NaN if
-    there are none. `above_claim` is of all steps and estimators. `accuracy` and `loss` are means
-    over all training runs at the last step, NaN if no data are held out.
+    `epsilon_lower` holds under the assumption of its `status`, and rests on the trials `used`; it
+    is NaN if there are none. `above_claim` is of all steps and estimators. `accuracy` and `loss`
+    are means over all training runs at the last step, NaN if no data are held out.
     """
     return [_entry(run, audit, cell) for audit, cell in run.pairs]
 
@@ -345,7 +345,7 @@ def _entry(
         "epsilon_upper": audit.claim,
         "ratio": row["epsilon_lower"] / audit.claim if audit.claim > 0 else math.nan,
         "interim": row["interim"],
-        "above_claim": run.above(audit),
+        "above_claim": run.has_bound_above_claim(audit),
         "assumes_other_curve": row["assumes_other_curve"],
         **utility,
     }
@@ -354,8 +354,8 @@ def _entry(
 def representative(run: Run, audit: PlannedAudit) -> str:
     """Returns the estimator that is quoted: the audit's first, or `exact` if no trials are run.
 
-    If trials were added, or left out, after results were known, it is the first estimator whose
-    bound holds all the same.
+    If trials were added or left out after results were known, the first estimator whose bound
+    holds nevertheless is returned.
     """
     index = run.numbers[audit.id]
     cell = run.sweep.cells[index]

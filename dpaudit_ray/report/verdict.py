@@ -35,22 +35,22 @@ from .detection import ALTERNATIVE, REQUIRED_POWER, Test
 from .quote import Quote, epsilon_text, quote
 from .tables import EXACT, Run
 
-# A computed ε may exceed a claim of the same δ by this: neither a finer grid nor the rounding of
-# accountants changes it by more. A float of an ε in the millions has fewer digits: hence _ROUNDING.
+# A computed ε may exceed a claim of the same δ by this: a finer grid, or an accountant's rounding,
+# changes ε by no more. Floats of an ε in the millions have fewer digits: hence _ROUNDING, relative.
 EXACT_TOLERANCE = 1e-5
 _ROUNDING = 1e-9
 LESS_NOISE = f"{percent(round(1 - ALTERNATIVE, 6))} less noise"
 SHORTFALL = f"a {percent(round(1 - ALTERNATIVE, 6))} shortfall in noise"
 FILE = "verdict.json"
-QUICK_TRIALS = 200_000  # more are not judged while a user waits for another result
+QUICK_TRIALS = 200_000  # more trials are not judged while a user waits for another result
 
 
 class Verdict(StrEnum):
     """The result of testing a claim by trials."""
 
     VIOLATION = "VIOLATION"  # the claim is refuted
-    CONSISTENT = "CONSISTENT"  # it is not, and a real violation would have been found
-    INCONCLUSIVE = "INCONCLUSIVE"  # it is not, and neither would a violation have been
+    CONSISTENT = "CONSISTENT"  # not refuted, and a real violation would have been found
+    INCONCLUSIVE = "INCONCLUSIVE"  # not refuted, but a violation might not have been found
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,16 @@ class AuditVerdict(_Judged):
     others of the run is `above` its claim.
 
     Attributes:
-        noise_multiplier: the claimed one.
-        effective_noise: least refuted noise multiplier; None if no tried one is.
+        noise_multiplier: the claimed noise multiplier.
+        effective_noise: least refuted noise multiplier; None if none that was tried is refuted.
         evidence: log10 of the largest e-value against the claim.
-        needed: log10 of an e-value that refutes it.
+        needed: log10 of an e-value that refutes the claim.
         trials: trials that were used.
         planned: trials that were declared.
-        refuted_after: trials after which the claim first was refuted; None if it is not.
+        refuted_after: trials after which the claim first was refuted; None if it was not.
         power: probability that 0.7 of the claimed noise would have been found.
         diverged: diverged training runs without and with the canary.
-        divergence: the number of one of their trials, and why it did.
+        divergence: the number of a diverged trial, and why it diverged.
         lopsided: whether diverging depends on the canary.
         mixed: always False; other programs read this key.
         above: whether a bound exceeds the claim.
@@ -124,8 +124,8 @@ class AuditVerdict(_Judged):
 class ExactVerdict(_Judged):
     """The verdict on one audit without trials: ε at δ is known at every recorded step."""
 
-    epsilon: float  # like `claim` of this step; NaN while nothing is computed
-    step: int  # the last one, or the one that exceeds its claim most
+    epsilon: float  # at `step`, as is `claim`; NaN while nothing is computed
+    step: int  # the last step, or the step at which ε exceeds the claim most
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class RunVerdict:
     hints: tuple[str, ...] = ()  # changes that would decide a weak audit
 
 
-Progress = Callable[[int, int], None]  # called with audits judged so far, and all of them
+Progress = Callable[[int, int], None]  # called with the numbers of judged audits and of all
 
 
 def judge(
@@ -156,8 +156,8 @@ def judge(
 
     Args:
         run: the run.
-        thorough: False computes `effective_noise` only for refuted claims and `power` only for
-            complete audits, which take most of the time.
+        thorough: if False, `effective_noise` is computed only for refuted claims, and `power` only
+            for complete audits: both take most of the time.
         progress: called after each audit.
     """
     confidence = min(cell.audit.confidence for cell in run.sweep.cells)
@@ -180,7 +180,7 @@ def judge(
             progress(index + 1, len(run.plan.audits))
     evidence, needed = _all_evidence([tests[index] for index in claiming], 1 - confidence)
     verdicts = {index: audit.verdict for index, audit in (audits | exact).items()}
-    # The first of VIOLATION, CONSISTENT and INCONCLUSIVE that an audit of each mechanism has.
+    # For each mechanism, the first of VIOLATION, CONSISTENT, INCONCLUSIVE that an audit of it has.
     decisive = _by_mechanism(run, verdicts).values()
     verdict = Verdict.CONSISTENT
     if evidence >= needed or Verdict.VIOLATION in decisive:
@@ -192,8 +192,8 @@ def judge(
     hints = list[str]()
     nearest = _nearest_weak(audits, claiming)
     if verdict is Verdict.INCONCLUSIVE and nearest is not None:
-        with suppress(DpauditError):  # code or data of the hint are not here
-            hints += detection.for_weak(run, nearest, tests[nearest], alpha)
+        with suppress(DpauditError):  # code or data that a hint needs may be missing
+            hints += detection.hints_for_weak_audit(run, nearest, tests[nearest], alpha)
     return RunVerdict(
         verdict,
         confidence,
@@ -206,7 +206,7 @@ def judge(
 
 
 def _nearest_weak(audits: Mapping[int, AuditVerdict], claiming: Sequence[int]) -> int | None:
-    """Returns the number of the most powerful of complete audits that are too weak, if any is.
+    """Returns the number of the most powerful audit that is complete but too weak; or None.
 
     Args:
         audits: verdicts by number.
@@ -227,13 +227,13 @@ def _all_evidence(
 ) -> tuple[float, float]:
     """Returns the log of an e-value against all claims together, and the log that refutes them.
 
-    The e-value is the average of those of all tests. Each test is weighted by the share of its
-    error that it gives its e-process. So the average reaches its threshold, 1 / (mean share · α),
-    whenever one test reaches its own, and no error is spent beyond theirs.
+    The e-value is the average over all tests, each weighted by the share of its error that it gives
+    its e-process. So the average reaches its threshold, 1 / (mean share · α), whenever one test
+    reaches its own threshold, and no further error is spent.
 
     Args:
         tests: tests of the audits that claim anything.
-        alpha: error of all of them together.
+        alpha: error of all tests together.
     """
     if not tests:
         return 0.0, -math.log(EVIDENCE_SHARE * alpha)
@@ -263,7 +263,7 @@ def _by_mechanism(
 
 
 def _judge_exact(run: Run, index: int) -> ExactVerdict:
-    """Compares ε with its claim at every recorded step, which costs no error: nothing is random."""
+    """Compares ε with the claim at every recorded step. Nothing is random: no error is spent."""
     audit = run.plan.audits[index]
     table = run.rows(audit)
     rows = table[(table["estimator"] == EXACT) & (table["accountant"] == audit.accountant)]
@@ -308,7 +308,7 @@ def _judge_audit(
     watched = test if isinstance(test, RunTest) else test.process
     between_looks = () if isinstance(test, RunTest) else test.between_looks
     divergence = ""
-    for pack in run.prefix(audit):
+    for pack in run.finished_prefix(audit):
         if isinstance(pack, PackScores) and pack.diverged and not divergence:
             trial, reason = next(iter(pack.diverged.items()))
             divergence = printable(f"trial {trial} {reason}")
@@ -322,7 +322,7 @@ def _judge_audit(
     refuted_after = test.refuted_after(alpha)
     complete = test.trials == audit.trials
     power = detection.chance_to_refute(test, alpha) if complete or thorough else 0.0
-    above = run.above(audit)
+    above = run.has_bound_above_claim(audit)
     verdict = Verdict.INCONCLUSIVE
     if refuted_after is not None:
         verdict = Verdict.VIOLATION
@@ -373,11 +373,11 @@ class Answer:
 
     Attributes:
         verdict: the verdict.
-        sentence: begins with it, and states what was found and measured.
+        sentence: the verdict, and what was found and measured.
         help: next steps.
         audits: the answers on the audits.
-        quote: the largest of its audits' quotes, of the mechanisms that decide the verdict.
-        judged: trials that it rests on.
+        quote: the largest quote of the audits whose mechanisms decide the verdict.
+        judged: number of trials that the verdict rests on.
         derived: always True; other programs read this key.
         failed_trials: trials whose scores are not finite.
     """
@@ -395,14 +395,14 @@ class Answer:
 def current(run: Run, progress: Progress | None = None) -> Answer:
     """Returns the stored answer if it is of the present trials; else computes and stores it.
 
-    It is stored with a seal of this user over its content and the stamps of the score files:
-    another answer, or the same one after a score file was written, is not believed.
+    The answer is stored with a seal of this user over its content and the stamps of score files.
+    Another answer, or the same one after a score file was written, does not fit the seal.
     """
     answer = stored_answer(run)
     if answer is not None:
         return answer
     stamps = _stamps(run)
-    answer = derived(run, progress)
+    answer = compute_answer(run, progress)
     content = {"of": _basis(run), **asdict(answer)}
     with suppress(StorageError):
         seal = strangers.seal(_digest(content) + stamps)
@@ -475,7 +475,7 @@ def _digest(content: Any) -> str:
 # The answer in words -----------------------------------------------------------------------------
 
 
-def derived(run: Run, progress: Progress | None = None) -> Answer:
+def compute_answer(run: Run, progress: Progress | None = None) -> Answer:
     """Computes the answer from the finished trials, which takes seconds."""
     return in_words(run, judge(run, thorough=False, progress=progress))
 
@@ -508,7 +508,7 @@ def in_words(run: Run, verdict: RunVerdict) -> Answer:
     return Answer(
         verdict=verdict.verdict,
         sentence=f"{verdict.verdict}: {_sentence(run, verdict, audits, headline)}{_unit(run)}",
-        help=tuple(_help(run, verdict)),
+        help=tuple(_next_steps(run, verdict)),
         audits=tuple(audits),
         quote=headline,
         judged=sum(audit.trials for audit in verdict.audits),
@@ -691,7 +691,7 @@ def _sentence(
 
 
 def _unit(run: Run) -> str:
-    """Returns a sentence on what the claims protect; "" if it is each record."""
+    """Returns a sentence on what the claims protect; "" if they protect each record."""
     units = {cell.claimed().unit for cell in run.sweep.cells if cell.sampled}
     if units <= {"record"}:
         return ""
@@ -703,7 +703,7 @@ def measured(quote: Quote, label: str = "") -> str:
 
     Args:
         quote: the quote.
-        label: text before its level.
+        label: text before the level of the quote.
     """
     if quote.epsilon is None:
         return f"No ε can be quoted: {quote.reason}"
@@ -718,17 +718,17 @@ def measured(quote: Quote, label: str = "") -> str:
     return f"Measured ε {sign} {quote.text}{claim} {level}"
 
 
-def _help(run: Run, verdict: RunVerdict) -> Iterator[str]:
+def _next_steps(run: Run, verdict: RunVerdict) -> Iterator[str]:
     """Yields next steps, the first one first."""
 
     def again(reason: str) -> Iterator[str]:
         """Yields the hint to run the sweep once more, if such a sweep is valid."""
-        fresh = detection.options_of_its_own(run, "again", {})
+        fresh = detection.options_of_new_run(run, "again", {})
         if fresh is not None:
             yield f"a separate run with another seed: {reason}: {fresh[1]}"
 
     if verdict.verdict is Verdict.VIOLATION:
-        # Verdicts are of the sampled audits alone.
+        # `verdict.audits` has the sampled audits only.
         sampled = [index for index, cell in enumerate(run.sweep.cells) if cell.sampled]
         for index, audit in zip(sampled, verdict.audits, strict=True):
             is_refuted = audit.verdict is Verdict.VIOLATION

@@ -14,7 +14,7 @@ from ..sweep.grid import LABEL_SEPARATOR
 from .quote import Quote, epsilon_text
 
 OWN = "own assumption"
-# Explanations of the words of `Status.assumes`; words that are not here need none.
+# Explanations of the words of `Status.assumes`; other words need none.
 ASSUMPTIONS = {
     "Gaussian steps": "the bound, like the claim, is for releasing all steps",
     "assumes Gaussian": "holds if the mechanism's trade-off curve is Gaussian, which is not proved",
@@ -28,7 +28,7 @@ ASSUMPTIONS = {
     "not final": "trials are missing, and the bound holds only after the last trial",
     "extended": "does not hold at its level: trials were added after results were read",
 }
-# Words of reports, explained where a pointer rests on them.
+# Words of reports; their explanations show under a pointer.
 GLOSSARY = ASSUMPTIONS | {
     "VIOLATION": "the trials refute the claim",
     "CONSISTENT": "no violation was found; a 30 % shortfall would probably have been detected",
@@ -87,8 +87,8 @@ def explained(assumed: Iterable[str]) -> Iterator[str]:
             yield f"{word}: {ASSUMPTIONS[word]}"
 
 
-def below(quotes: Sequence[Quote]) -> list[str]:
-    """Returns sentences on the quotes: their assumptions, absent ones, and those over canaries."""
+def lines_below(quotes: Sequence[Quote]) -> list[str]:
+    """Returns sentences on quotes: assumptions, missing quotes, and ranges over canaries."""
     lines = []
     assumptions = "; ".join(explained(q.assumes for q in quotes if q.epsilon is not None))
     if assumptions:

@@ -91,7 +91,7 @@ def test_a_run_gives_its_matrix_and_the_attack_of_its_second_half(many, tmp_path
     logits, members = result.matrix()
     assert members.shape == (120, RECORDS)
     np.testing.assert_array_equal(logits.ravel(), result.scores.query("step == 16")["score"])
-    shown = Reading.of_audit(result.run, 0).shown
+    shown = Reading.of_audit(result.run, 0).rates
     np.testing.assert_array_equal(shown.scores, da.membership(logits, members).scores)
     command = [sys.executable, "-c", KILLED, json.dumps(many), tmp_path / "killed"]
     subprocess.run(command, check=True)

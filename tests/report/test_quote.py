@@ -38,7 +38,7 @@ def test_no_quote_is_above_its_claim_beside_consistent(curve, first, tmp_path, m
     consistent = unsplit = 0
     for seed in range(SWEEPS // 3):
         run = swept(tmp_path, seed, {"curve": curve}, audit=level, grid=grid)
-        answer = verdict.derived(run)
+        answer = verdict.compute_answer(run)
         consistent += answer.verdict is Verdict.CONSISTENT
         unsplit += bool((run.estimates["epsilon_lower"] > run.estimates["epsilon_upper"]).any())
         if answer.verdict is Verdict.CONSISTENT:

@@ -16,7 +16,7 @@ from ...errors import plain
 
 # Okabe and Ito's palette: colour-blind readers distinguish its colours, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-ALARM = "#C2255C"  # contradicts a claim; never without a mark or a word
+ALARM = "#C2255C"  # for a bound above its claim; always with a mark or a word
 DASHES = ("-", "--", ":", "-.")  # distinguish more lines than there are colours
 CLAIM: Any = {
     "color": "black",
@@ -25,8 +25,8 @@ CLAIM: Any = {
     "ms": 18,
     "mew": 2,
 }
-_SHADES = 64  # colours of a PNG file, which is a third as large as with all
-# Labels are the user's text, and none of ours is TeX.
+_SHADES = 64  # colours of a PNG file: with all colours, it would be three times as large
+# Labels may be the user's text, which is not TeX.
 _PLAIN_TEXT: Any = {"text.parse_math": False, "text.usetex": False}
 _STYLE: Any = _PLAIN_TEXT | {
     "font.size": 9,
@@ -97,7 +97,7 @@ def lines(
         axes: the panel.
         table: has columns `series`, `x`, `y`, and `low` and `high` if a band is shaded.
         styles: options of matplotlib, by series.
-        **style: those for all series, instead of colours and dashes that follow the order.
+        **style: options for all series, instead of colours and dashes that follow the order.
     """
     for number, (name, rows) in enumerate(table.groupby("series", sort=False)):
         usual = {

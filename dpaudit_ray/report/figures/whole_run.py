@@ -35,16 +35,16 @@ from .primitives import (
 
 _COLUMNS = 4  # panels side by side
 _ABOVE = "above its claim"
-_FEWEST = 3  # values of a key that make a line
-_WIDE = 100  # times the least value of a key: then its axis is logarithmic
+_FEWEST = 3  # values of a key from which on they make a line
+_WIDE = 100  # ratio of a key's values from which on its axis is logarithmic
 _MOST = 2 * len(COLOURS)  # histograms in a figure
 _BINS = 60  # bins of a histogram
 
 
 def captions(run: Run) -> dict[str | None, str]:
-    """Returns the estimators whose bounds are drawn, with what they add to captions.
+    """Returns the estimators whose bounds are drawn, with the words that they add to captions.
 
-    None is the audit's own.
+    None stands for each audit's first estimator.
     """
     by_estimator = dict[str | None, str]({None: ""})
     if not any(cell.sampled for cell in run.sweep.cells):
@@ -218,7 +218,7 @@ def bars_figure(bounds: pd.DataFrame, **options: Any) -> Figure:
 
     Args:
         bounds: a `bounds_table`.
-        **options: of `canvas`.
+        **options: options of `canvas`.
     """
     last = last_bounds(bounds)
     names = []  # label and font weight of each row, from above
