@@ -103,7 +103,7 @@ def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     stop = Stop(prepared.resources.grace_seconds, tell)
     with stop.listening(), lease.held(directory, earlier=stale_lease) as own_lease:
         plan = planning.open_run(prepared, own_lease.run, tell)
-        running = own_lease.run.patient(replace(place.RUNNING, tell=tell))
+        running = own_lease.run.with_patience(replace(place.RUNNING, tell=tell))
         events = Callbacks(callbacks, tell)
         show = events.observing(show or notebook_progress())
         result = _Job(
@@ -249,7 +249,7 @@ class _Job:
             if page := ray_internals.dashboard(ray):
                 self.tell(f"Ray's dashboard: {page}")
             self.phase("starting the aggregator, which reads what is done")
-            dispatcher = ray_executor.dispatcher(ray, work, self.lease.before)
+            dispatcher = ray_executor.dispatcher(ray, work, self.lease.previous_owner)
         try:
             yield dispatcher
         finally:

@@ -101,7 +101,7 @@ def _bounded_arrays(
     decoding.require_members(members, stored)
     arrays = {name: archive[name] for name in names}
     for array in arrays.values():  # empty texts have no bytes
-        strangers.require(array.size, decoding.most_decoded(stored), "values")
+        strangers.require_at_most(array.size, decoding.most_decoded(stored), "values")
     return arrays
 
 

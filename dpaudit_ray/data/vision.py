@@ -68,7 +68,7 @@ class _Images(Data):
         try:
             # torchvision decodes without a bound; a missing file is its error to report.
             for file in filter(os.path.isfile, self.files()):
-                strangers.require(file.stat().st_size, decoding.FREE)
+                strangers.require_at_most(file.stat().st_size, decoding.FREE)
             source: Any = getattr(datasets, self.source)(
                 self._root,
                 train,

@@ -163,7 +163,7 @@ class Aggregation:
         with self._writing:
             for index in range(len(self._plan.audits)):
                 self._bring_up_to_date(index)
-            self._compactor.gather_finished([audit.trials for audit in self._audits])
+            self._compactor.compact_finished([audit.trials for audit in self._audits])
         if time.monotonic() >= self._next_flush:
             self.flush()
 
@@ -189,7 +189,7 @@ class Aggregation:
             self._record.set_derived(self._sweep, missed, enough)
             if newly_complete:
                 self._run.set_complete(True)
-            self._compactor.gather_finished([audit.trials for audit in self._audits])
+            self._compactor.compact_finished([audit.trials for audit in self._audits])
             # Flushes take the share SHARE of a core's time.
             cost = time.thread_time() - started
             self._next_flush = time.monotonic() + max(FLUSH_SECONDS, cost / SHARE - cost)

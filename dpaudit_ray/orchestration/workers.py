@@ -512,7 +512,7 @@ class MachineCompatibility:
         Returns:
             Why it may not train; None if it may.
         """
-        if why := provenance.unlike(self._code, machine):
+        if why := provenance.first_difference(self._code, machine):
             return why
         kind = machine.device + self._threads_suffix  # "AMD EPYC 9654, 4 threads"
         if address not in self._kinds.setdefault(kind, []):

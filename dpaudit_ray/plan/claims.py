@@ -20,8 +20,8 @@ from .model import PlannedAudit
 Floats = NDArray[np.float64]
 Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by accountant
 _CLOSE = 1e-6  # relative difference between versions of scipy
-_AGAIN = 1e-3  # relative difference that another version of an accountant may make
-_NUMERIC = 0.02  # error in ε of accountants that compose numerically, where no step is sampled
+_AGAIN = 1e-3  # relative difference between versions of an accountant
+_NUMERIC = 0.02  # error in ε of numerical accountants if no step is sampled
 _NUMERICAL = ("pld", "prv")
 
 
@@ -74,8 +74,8 @@ def _range(
 ) -> tuple[Floats, Floats]:
     """Returns the smallest and the largest claim that may be recorded for each step, float64.
 
-    Most accountants would take minutes for all steps. So they compute the last step only, and none
-    before may claim more. Of a Gaussian training, no step may claim less than its exact ε.
+    Most accountants would take minutes for all steps. So they compute the last step only, and no
+    earlier step may claim more. For Gaussian training, no step may claim less than its exact ε.
 
     Args:
         claimed: claim at each recorded step.
@@ -85,7 +85,7 @@ def _range(
     last = claimed[-1]
     steps = len(claimed)
     trainings = [claim for claim in claimed if isinstance(claim, Training)]
-    # Nothing is known from below: a user's accountant may even claim less than is true.
+    # There is no lower bound: a user's accountant may even claim less than is true.
     if not trainings or not last.gaussian or ":" in name:
         top = _last(last, delta, name)
         low = np.zeros(steps)
@@ -113,7 +113,7 @@ def _mu(training: Training) -> float:
 
 @lru_cache(maxsize=1024)
 def _last(claimed: Claim, delta: float, name: str) -> float:
-    """Returns ε of one claim by an accountant, remembered."""
+    """Returns ε of one claim by an accountant; remembers it."""
     return epsilons_by((claimed,), delta, name)[0]
 
 
@@ -126,11 +126,11 @@ def epsilons_by(
 
     Args:
         claimed: the claim at each of these steps.
-        delta: its δ.
+        delta: δ of the claims.
         accountant: name of the accountant of a training; `stated` for other claims.
 
     Raises:
-        SpecError: it has no answer.
+        SpecError: the accountant has no answer.
     """
     last = claimed[-1]
     if not isinstance(last, Training):
@@ -161,7 +161,7 @@ def _stated(
     Args:
         claimed: claim at each recorded step.
         delta: δ.
-        accountant: its name in the audit; only the name of stated claims is allowed.
+        accountant: the accountant that the audit names; only `stated` is allowed.
     """
     if accountant != accounting.STATED:
         raise SpecError(
@@ -224,7 +224,7 @@ def curves(
 
     Args:
         claimed: the claim, whose noise multiplier is replaced.
-        accountant: its name.
+        accountant: name of the accountant.
         delta: δ at which the curve has to be accurate.
     """
 
@@ -236,7 +236,7 @@ def curves(
         training = replace(claimed, noise_multiplier=noise)
         if claimed.gaussian and (accountant == "gaussian" or not noise):
             return curve.gaussian(_mu(training))
-        # The curve is computed at some ε: those of a Gaussian curve with the same ε at δ.
+        # The curve is computed at the ε of a Gaussian curve that has the same ε at δ.
         epsilon = accounting.epsilon_of(training, delta, accountant).upper
         epsilons = curve.gaussian(float(gdp.mu(epsilon, delta))).epsilons
         return at_points(training, epsilons, accountant)
@@ -250,7 +250,7 @@ def at_points(claimed: Claim, epsilons: Floats, accountant: str) -> Curve:
     Args:
         claimed: the claim.
         epsilons: ε of each point, float64 [n].
-        accountant: name of the accountant, if it is a training.
+        accountant: name of the accountant, if the claim is of a training.
     """
     deltas = [
         accounting.delta_of(claimed, epsilon, accountant).upper for epsilon in epsilons.tolist()

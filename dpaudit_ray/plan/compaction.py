@@ -1,7 +1,7 @@
-"""Gathers finished packs into larger files, until storage refuses it.
+"""Compacts finished packs into larger files, until storage refuses to write them.
 
 At first, each pack has its own file. A run of 50,000 packs takes half a minute to read from as
-many files, and a second from a few hundred. So packs that were folded are gathered, GATHERED at a
+many files, and a second from a few hundred. So folded packs are compacted, PACKS_PER_FILE at a
 time: written once under a new name, `<first>-<last>.parquet` as before, read back, and only then
 are the old files deleted. A crash in between leaves a pack in two files, with the same content.
 """
@@ -16,21 +16,23 @@ from . import finished_trials
 from .finished_trials import FinishedTrials, PackRange
 from .model import PlannedAudit
 
-GATHERED = 256  # packs
-MOST_ROWS = 2**20  # a file has at most: 8 MiB of scores
-_WORTH_IT = 8  # packs; smaller groups stay as they are
+PACKS_PER_FILE = 256
+MOST_ROWS = 2**20  # of a file: 8 MiB of scores
+_FEWEST_IN_GROUP = 8  # packs; smaller groups stay in their files
 
 
 class Compactor:
-    """Gathers the packs of all audits of a run into larger files, until storage refuses it."""
+    """Compacts the packs of all audits of a run into larger files, until storage refuses it."""
 
     def __init__(self, run: RunDirectory, audits: int) -> None:
         self._run = run
-        self._examined = [0] * audits  # by audit: number of packs that were gathered or need not be
+        self._examined = [
+            0
+        ] * audits  # by audit: number of packs that were compacted or need not be
         self._refused = False
 
-    def gather_finished(self, audits: Sequence[FinishedTrials]) -> None:
-        """Gathers each group of packs in which every pack was consumed.
+    def compact_finished(self, audits: Sequence[FinishedTrials]) -> None:
+        """Compacts each group of packs in which every pack was consumed.
 
         Args:
             audits: all audits of the run, in the order of the plan.
@@ -47,24 +49,24 @@ class Compactor:
                     stop -= stop % max(size, 1)
                 if size and start < stop:
                     files = self._run.score_files(audit.id)
-                    for group, inside in gatherings(audit, files, start, stop):
-                        self._gather(trials, group, inside)
+                    for group, inside in groups_to_compact(audit, files, start, stop):
+                        self._compact(trials, group, inside)
                     self._examined[index] = stop
         except (StorageError, RunDirectoryError):
             self._refused = True
 
-    def _gather(
+    def _compact(
         self,
         trials: FinishedTrials,
         group: list[PackRange],
         files: list[Bounds],
     ) -> None:
-        """Writes a group once under a new name, reads that back, and then deletes the others.
+        """Writes a group of packs as one file, reads it back, and then deletes the other files.
 
         Args:
             trials: finished trials of the audit.
             group: packs that come into one file.
-            files: bounds of the files that have them now.
+            files: bounds of the files that have these packs now.
         """
         audit = trials.audit
         joined = finished_trials.trials_of(audit, group)
@@ -85,25 +87,25 @@ class Compactor:
 
 
 def group_size(audit: PlannedAudit) -> int:
-    """Returns how many packs one file may hold; 0 where gathering them would not pay."""
+    """Returns how many packs a file may have; 0 if compaction would not pay."""
     if not audit.packs:
         return 0
     pack_trials = audit.packs[0][1] + 1
     rows = len(audit.horizons) * pack_trials
-    size = min(GATHERED, MOST_ROWS // rows)
-    return size if size >= _WORTH_IT else 0
+    size = min(PACKS_PER_FILE, MOST_ROWS // rows)
+    return size if size >= _FEWEST_IN_GROUP else 0
 
 
-def gatherings(
+def groups_to_compact(
     audit: PlannedAudit, files: Collection[Bounds], start: int, stop: int
 ) -> Iterator[tuple[list[PackRange], list[Bounds]]]:
-    """Yields groups of packs that go into one file each, and the files that then can go.
+    """Yields groups of packs that go into one file each, and the files that then can be deleted.
 
     Args:
         audit: the audit with its packs.
-        files: first and last trial of each file that there is.
-        start: number of the first pack that may be gathered.
-        stop: one more than the number of the last.
+        files: first and last trial of each stored file.
+        start: number of the first pack that may be compacted.
+        stop: number after that of the last such pack.
     """
     size = group_size(audit)
     groups: list[list[PackRange]] = []

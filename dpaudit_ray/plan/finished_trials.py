@@ -27,17 +27,17 @@ from ..storage.scores import Bounds, PackScores, score_frame
 from .model import Pack, Plan, PlannedAudit
 from .score_stream import ConsumedPack, MissedPack, parts_between_looks
 
-FEWEST = 64  # packs in a file of several, unless a group has fewer
+FEWEST = 64  # packs of a compacted file, unless a group has fewer
 READERS = 32  # an object store takes tens of milliseconds to answer each request
 _LOCAL_READERS = 3  # more would slow down the thread that reads the next pack
 MOST_READS = 2 * READERS  # reads under way, and results that wait to be yielded
 _SCORES_AHEAD = 2**21  # scores that are read ahead; reading a file takes ten times their bytes
-_UNLISTED = 8  # requests for packs that are not stored, each of about 10 ms
+_UNLISTED = 8  # requests in vain for packs that are not listed, about 10 ms each
 
 
 @dataclass(frozen=True)
 class PackRange:
-    """Packs number `start` to `stop` - 1, which one file holds; `file` is None if they failed."""
+    """Packs number `start` to `stop` - 1 of an audit, all in `file`; None for failed packs."""
 
     file: Bounds | None
     start: int
@@ -50,8 +50,8 @@ class FinishedTrials:
     Attributes:
         audit: the audit as planned.
         stored: bounds of the packs whose scores are stored.
-        stored_trials: the number of trials in these.
-        failed: bounds of the other packs that failed; their trials are misses.
+        stored_trials: the number of trials in these packs.
+        failed: bounds of packs that failed and are not stored; their trials are misses.
         end: the trials that were enough by `stop_when`; all trials without a decision.
         consumed: packs of the prefix that `packs` has yielded so far.
     """
@@ -96,13 +96,13 @@ class FinishedTrials:
         return self.consumed == bisect.bisect_left(self.audit.packs, (self.end,))
 
     def remaining(self) -> Iterator[Pack]:
-        """Yields the packs before `end` whose scores are not stored, failed ones among them."""
+        """Yields the packs before `end` whose scores are not stored, failed packs among them."""
         for first, last in self.audit.packs:
             if first < self.end and (first, last) not in self.stored:
                 yield Pack(self._index, first, last)
 
     def lost(self) -> list[Bounds]:
-        """Returns the packs before `end` that storage has neither in its list nor by name."""
+        """Returns the packs before `end` that storage neither lists nor finds by name."""
         listed = stored_packs(self._run, self.audit)
         return [
             pack
@@ -158,12 +158,12 @@ class FinishedTrials:
                     break
             if len(few) < FEWEST:
                 return few
-            # Many packs were waiting for a late one. Some may have been gathered into larger files.
+            # Many packs were waiting for a late one. Some may have been compacted meanwhile.
             ranges = stored_ranges(self._run, self.audit)
         return prefix_ranges(self.audit, ranges, self.failed, self.consumed, self.end)
 
     def _from_memory(self, packs: PackRange) -> PackScores | None:
-        """Returns a pack that is in memory, and forgets it there; None for one to be read."""
+        """Takes a pack out of memory; returns None if the packs are to be read."""
         pack = self.audit.packs[packs.start]
         return self._recent.take(self, pack[0]) if packs.file == pack else None
 
@@ -185,7 +185,7 @@ class FinishedTrials:
         try:
             scores = self._run.read_scores(audit.id, *packs.file, steps)
         except RunDirectoryError:
-            # The file may have been gathered into a larger one meanwhile.
+            # The file may have been compacted into a larger one meanwhile.
             files = self._run.score_files(audit.id)
             larger = [file for file in files if file[0] <= first and last <= file[1]]
             if not larger or packs.file in files:
@@ -201,7 +201,7 @@ class FinishedTrials:
         return scores
 
     def frame(self) -> pd.DataFrame:
-        """Returns all stored trials, those behind a gap too, as the columns of a score file."""
+        """Returns all stored trials, even behind a gap, with the columns of a score file."""
         ranges = stored_ranges(self._run, self.audit)
         packs = in_order(self._run, self.read, ranges, read_ahead(self.audit))
         return score_frame(self.audit.id, (pack for pack in packs if isinstance(pack, PackScores)))
@@ -232,8 +232,8 @@ def stored_ranges(run: RunDirectory, audit: PlannedAudit) -> list[PackRange]:
     """Returns the stored packs of an audit in their order, each once.
 
     If the run is marked as complete, packs that an object store does not list are looked up by
-    name, since its lists may lag behind. Those after the end that `stop_when` chose do not exist:
-    after `_UNLISTED` in vain no more are looked up.
+    name, since its lists may lag behind. Packs after the end that `stop_when` chose do not exist:
+    after `_UNLISTED` requests in vain, no more packs are looked up.
     """
     files = run.score_files(audit.id)
     ranges = resolved(audit.packs, files)
@@ -275,7 +275,7 @@ def resolved(
 ) -> list[PackRange]:
     """Chooses the packs to take from each file, so that no pack is taken twice.
 
-    A file that does not begin and end where packs do is ignored; of those that overlap, the longer
+    A file that does not begin and end where packs do is ignored. Of overlapping files, the longer
     one counts.
     """
     candidates = []
@@ -345,9 +345,9 @@ def in_order(
     Args:
         run: the run directory; few threads are enough if it is local.
         read: reads a range, in any thread.
-        ranges: what to read.
-        most_packs: packs to read ahead.
-        recent: returns packs that are in memory, None for those to be read.
+        ranges: the ranges to read.
+        most_packs: number of packs to read ahead.
+        recent: returns packs that are in memory; None for packs to be read.
     """
     readers = _readers(_LOCAL_READERS if run.local else READERS)
     waiting = collections.deque[tuple[int, Future[ConsumedPack]]]()
@@ -377,7 +377,7 @@ def _readers(number: int) -> ThreadPoolExecutor:
 
 
 class RecentPacks:
-    """The latest packs in memory, `limit` bytes at most; all are in the run directory, too."""
+    """The latest packs in memory, `limit` bytes at most; the run directory has all of them, too."""
 
     def __init__(self, limit: int = 2**24) -> None:
         self._limit = limit  # bytes
@@ -386,11 +386,11 @@ class RecentPacks:
         self._packs = collections.OrderedDict[tuple[object, int], PackScores]()
 
     def put(self, owner: object, pack: PackScores) -> None:
-        """Keeps a pack, and drops the oldest ones if that is too much.
+        """Keeps a pack, and drops the oldest packs if memory exceeds the limit.
 
         Args:
-            owner: the trials that it belongs to.
-            pack: its scores.
+            owner: the trials that the pack belongs to.
+            pack: the scores of the pack.
         """
         self._packs[owner, pack.first] = pack
         self._bytes += pack.nbytes
@@ -399,7 +399,7 @@ class RecentPacks:
             self._bytes -= oldest.nbytes
 
     def take(self, owner: object, first: int) -> PackScores | None:
-        """Returns the pack that begins with trial `first`, None if it was dropped; forgets it."""
+        """Removes and returns the pack that begins with trial `first`; None if it was dropped."""
         pack = self._packs.pop((owner, first), None)
         if pack is not None:
             self._bytes -= pack.nbytes

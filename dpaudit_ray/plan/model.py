@@ -16,7 +16,7 @@ from ..errors import printable
 from ..stats import growth
 from .provenance import Code, InputFile
 
-MAX_PARTS = 100_000  # a preparation has at most; each is a file
+MAX_PARTS = 100_000  # parts of a preparation at most; each is a file
 _MOST = 100_000_000  # trials, and steps, as in a sweep file
 Count = Annotated[int, Field(ge=0, le=_MOST)]
 Step = Annotated[int, Field(ge=1, le=_MOST)]
@@ -50,8 +50,8 @@ class Pack:
 class Part(Pack):
     """Part number `first` of a preparation; `audit` is one of the audits that wait for it."""
 
-    waiting: tuple[int, ...]  # all audits that wait for it
-    preparation: str  # its id
+    waiting: tuple[int, ...]  # all audits that wait for the part
+    preparation: str  # id of the preparation
 
     @property
     def size(self) -> int:
@@ -75,9 +75,9 @@ class PlannedAudit:
     """An audit with fixed pack bounds.
 
     Attributes:
-        id: name of its folder.
-        label: its name in messages and tables.
-        fingerprint: digest of all that determines its bits and scores.
+        id: name of the audit's folder.
+        label: name of the audit in messages and tables.
+        fingerprint: digest of all that determines bits and scores.
         trials: number of trials.
         horizons: the recorded steps.
         claims: ε at each recorded step, by accountant.
@@ -87,8 +87,8 @@ class PlannedAudit:
             or data.
         canaries: number of consecutive trials that belong to one training run, or to one pair of
             runs if `paired`, and are in one pack; 0 stands for all trials, in all packs.
-        preparation: the preparation that its packs wait for.
-        up_to: the trials to which growth was planned with the first declaration; None: none was.
+        preparation: the preparation that the packs wait for.
+        up_to: the trials to which growth was planned at the first declaration; None: no growth.
         paired: whether two training runs with the same noise make a pair, in which each canary is
             in exactly one.
     """
@@ -109,7 +109,7 @@ class PlannedAudit:
 
     @property
     def extended(self) -> bool:
-        """Whether more trials than growth was planned to were declared after results were known."""
+        """Whether trials beyond the planned growth were declared after results were known."""
         return len(self.declared) > 1 and self.trials > self.foreseen[-1]
 
     @property
@@ -155,11 +155,11 @@ class PlannedAudit:
     def commitment(self, seed: int, trials: int | None = None) -> str:
         """Returns the SHA-256 of the audit's secret bits, packed eight to a byte.
 
-        Anyone who knows it before training can check afterwards that no bit was changed.
+        Anyone who knows this digest before training can check afterwards that no bit was changed.
 
         Args:
             seed: seed of the sweep.
-            trials: number of trials, from the first on, whose bits are digested; None: of all.
+            trials: number of trials, from the first on, whose bits are digested; None for all.
         """
         count = self.trials if trials is None else trials
         bits = self.bits(seed, 0, count - 1)
@@ -186,7 +186,8 @@ class PlannedAudit:
         pair_trials = 2 * canaries
         trials = np.arange(first, last + 1)
         pair, offset = np.divmod(trials, pair_trials)
-        # Drawn bits are numbered without the second runs. These cover all pairs of first..last.
+        # Drawn bits are numbered without the second runs; the drawn ones cover all pairs of
+        # first..last.
         first_drawn = first // pair_trials * canaries
         end_drawn = (last // pair_trials + 1) * canaries
         of_first_runs = seeds.bits(seed, self.fingerprint, first_drawn, end_drawn - 1)

@@ -173,12 +173,12 @@ def differences(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yields the dotted keys at which two trees of plain data differ, and both values.
 
-    None stands for a value that one of them lacks.
+    None stands for a value that one of the trees lacks.
 
     Args:
         old: a mapping, or a value.
         new: a mapping, or a value, that is compared with it.
-        key: dotted key of both.
+        key: dotted key of both trees.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for part in sorted({*old, *new}):
@@ -238,5 +238,5 @@ def _has_trials(plan: Plan, run: RunDirectory) -> bool:
         return True
     try:
         return bool((run.read_json(OUTCOMES) or {}).get("failed_packs"))
-    except AttributeError:  # damage, which is reported where the record is needed
+    except AttributeError:  # the file is damaged, which is reported where it is needed
         return False

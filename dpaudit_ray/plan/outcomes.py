@@ -27,8 +27,8 @@ from .model import Pack, Part, Plan
 
 FILE = OUTCOMES
 LONGEST = 400  # characters of a missed trial's message
-MOST_OUTPUTS = 100  # files of an audit: of a thousand trials that fail, no one reads more
-_LONGEST_OUTPUT = 2**16  # characters of such a file
+MOST_OUTPUTS = 100  # files of an audit: no one reads more
+_LONGEST_OUTPUT = 2**16  # characters of an output file
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Failure:
         Args:
             pack: the pack.
             detail: the message of the operating system or of Ray.
-            trials: the number of trials in a pack is always a multiple of this.
+            trials: number that the trials of a pack are a multiple of.
         """
         smaller = max(pack.size // 4 // trials, 1) * trials
         remedy = "run fewer trainers on a node, or give them a larger resources.memory"
@@ -69,7 +69,7 @@ class FailureGroup:
         label: label of the audit.
         kind: the exception's name.
         packs: number of the packs.
-        trials: number of trials in them.
+        trials: number of trials in these packs.
         first: the first of these trials.
         last: the last of these trials.
         message: message of the pack that failed first.
@@ -100,7 +100,7 @@ class MissedTrials:
 
 @dataclass(frozen=True)
 class Decision:
-    """The number of trials that was enough by a rule of `stop_when`, and that rule."""
+    """The number of trials that were enough by a rule of `stop_when`, and that rule."""
 
     trials: int
     rule: Any
@@ -147,7 +147,7 @@ def read(run: RunDirectory, plan: Plan) -> Outcomes:
         if isinstance(error.__cause__, OSError):  # the file could not be read, and may be sound
             raise
         raise RunDirectoryError(
-            f"{run.location}/{FILE} is damaged ({strangers.why(error)}); delete it: what "
+            f"{run.location}/{FILE} is damaged ({strangers.describe(error)}); delete it: what "
             "failed is then run again, and the rest is made again from the scores"
         ) from error
     return content
@@ -184,15 +184,15 @@ class Record:
         """Stores the scores of a pack, and what its missed trials printed.
 
         Args:
-            audit: id of its audit.
+            audit: id of the pack's audit.
             pack: the pack. If it was given up before, it no longer counts as failed.
-            scores: its scores.
+            scores: the scores of the pack.
 
         Returns:
             The scores without what was printed.
 
         Raises:
-            StorageError: not all of that was stored; the pack does not count as finished.
+            StorageError: scores or output were not stored; the pack does not count as finished.
         """
         printed = scores.outputs
         stored = self._run.outputs(audit) if printed else set()
@@ -222,7 +222,7 @@ class Record:
         self.failed = failed_packs
 
     def add_parts(self, parts: Iterable[Failure]) -> None:
-        """Adds parts that failed; one that is known already stays. Raises StorageError."""
+        """Adds failed parts; an entry that exists for a part stays. Raises StorageError."""
         entries = {(part.preparation, part.part): part for part in self._content.failed_parts}
         for failure in parts:
             part = failure.pack
@@ -300,7 +300,7 @@ def finished_trials(
     plan: Plan,
     index: int,
 ) -> FinishedTrials:
-    """Opens the trials of an audit, with packs that failed, up to where `stop_when` ended it."""
+    """Opens the trials of an audit, with failed packs, up to where `stop_when` ended the audit."""
     packs = [failure.pack for failure in recorded(run, plan)]
     failed_packs = [pack.bounds for pack in packs if pack.audit == index]
     end = decided(run, sweep, plan).get(index)
@@ -326,8 +326,8 @@ def decided(
 
     Args:
         run: the run directory.
-        sweep: has the rules.
-        plan: its plan.
+        sweep: the sweep, for its rules.
+        plan: the sweep's plan.
     """
     entries = read(run, plan).decided
     trials = {}
@@ -377,8 +377,8 @@ def complete(
     """Returns whether a run is marked as complete, and storage has all its packs and parts.
 
     Args:
-        run: where to look.
-        plan: names the packs and parts.
+        run: the run directory.
+        plan: its plan, for the packs and parts.
         enough: the trials that were enough, by index of each audit that `stop_when` has ended.
     """
     if not run.complete or any(remaining(run, plan, enough)):
@@ -391,7 +391,7 @@ def only_failed(
     plan: Plan,
     enough: Mapping[int, int],
 ) -> bool:
-    """Returns whether an incomplete run lacks only what failed, which `dpaudit run` leaves out."""
+    """Returns whether an incomplete run lacks only failed work, which `dpaudit run` skips."""
     given_up = {failure.pack for failure in failed(run, plan)}
     if not given_up and not unprepared(run, plan):
         return False
@@ -420,7 +420,7 @@ def by_kind(failures: Iterable[Failure], plan: Plan) -> list[FailureGroup]:
 
 
 def missed_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
-    """Yields a line for each audit and exception by which trials were missed one by one."""
+    """Yields a line for each audit and kind of exception by which single trials were missed."""
     labels = {audit.id: audit.label for audit in plan.audits}
     for kind in read(run, plan).missed:
         trials = f"trial {kind.first}"

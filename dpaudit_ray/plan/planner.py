@@ -21,8 +21,8 @@ def make(
 
     Args:
         sweep: the sweep.
-        previous: an earlier plan of it, whose pack bounds stay; new trials follow them.
-        extends: whether results of `previous` may be known, so that more trials are declared anew.
+        previous: an earlier plan of the sweep, whose pack bounds stay; new trials follow them.
+        extends: whether results of `previous` may be known: then more trials are a new declaration.
 
     Raises:
         SpecError: the trials do not fit into packs, or an accountant has no answer.
@@ -82,7 +82,7 @@ def _plan_audit(
         trials=trials,
         horizons=cell.horizons,
         claims=old.claims if old else claims.claimed_epsilons(cell),
-        packs=(*packs, *cut(start, trials, size)),
+        packs=(*packs, *pack_bounds(start, trials, size)),
         declared=declared,
         claimed=claims.of_steps(cell) if claim_is_recorded else None,
         canaries=cell.canaries if cell.sampled else 1,
@@ -97,7 +97,7 @@ def identifier(index: int, cell: Cell) -> str:
     return f"{index:03d}-{name}-{cell.fingerprint[:8]}"
 
 
-def cut(
+def pack_bounds(
     start: int,
     trials: int,
     size: int,

@@ -1,4 +1,4 @@
-"""Preparations, which the packs of an audit wait for, and the parts of them that are stored."""
+"""Preparations, which the packs of an audit wait for, and the parts that are stored."""
 
 import threading
 from collections.abc import Iterable
@@ -106,10 +106,10 @@ class PreparationState:
     """A preparation of a run.
 
     Attributes:
-        id: its id.
+        id: id of the preparation.
         audits: labels of the audits that wait for it.
         parts: number of its parts.
-        done: how many of them are stored.
+        done: number of its parts that are stored.
     """
 
     id: str
@@ -137,7 +137,9 @@ class Prepared:
         self._run = run
         self._plan = plan
         self._lock = threading.Lock()  # one thread at a time reads `_stored`, or adds to it
-        self._stored = {entry.id: run.parts(entry.id) for entry in _waiting(plan)}  # their numbers
+        self._stored = {
+            entry.id: run.parts(entry.id) for entry in _waiting(plan)
+        }  # numbers of parts
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part, or raises StorageError; storing it again changes nothing."""

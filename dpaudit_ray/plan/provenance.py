@@ -22,7 +22,7 @@ from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 
 _PACKAGES = ("torch", "numba", "numpy", "opacus", "ray")
-_MOVES_NO_SCORE = ("ray", "python")  # their versions are recorded, and may differ
+_MOVES_NO_SCORE = ("ray", "python")  # versions that are recorded, and may differ
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -36,13 +36,13 @@ class Code:
 
 
 def machine(modules: Iterable[str], gpu: bool = False) -> Code:
-    """Returns the code and device of this process; of the user's `modules`, those that it has."""
+    """Returns code and device of this process, with those of the user's `modules` that it has."""
     files = {name: module_file(name) for name in modules}
     digests = {name: _digest(file) for name, file in files.items() if file is not None}
     return Code(digests, installed_versions(), device(gpu))
 
 
-def unlike(code: Code, machine: Code) -> str | None:
+def first_difference(code: Code, machine: Code) -> str | None:
     """Returns the first difference of a machine from the driver's code, in words.
 
     None stands for no difference; a module that the machine lacks does not count.
@@ -69,7 +69,7 @@ def sweep_code(sweep: Sweep) -> Code:
     for package in sorted(packages - {"dpaudit_ray"}):
         file = module_file(package)
         if file is not None and not is_users(file):
-            versions[package] = _version(package)  # stands for its content
+            versions[package] = _version(package)  # stands for the package's content
     return Code(digests, versions, device())
 
 

@@ -1,4 +1,4 @@
-"""Sets damaged files aside, so that their content is computed again: bits and seeds are known."""
+"""Sets damaged files aside: their content is computed again, since bits and seeds are known."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from . import preparing
 from .finished_trials import READERS
 from .model import Plan
 
-NAMED = 5  # damaged files that are reported, each on a line of its own
+NAMED = 5  # damaged files that are reported on separate lines
 Read = Callable[[], object]
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FILE = "plan.json"
 SWEEP_FILE = "sweep.yaml"
 _CONTENT = TypeAdapter(Plan)
-_ADDED = 8  # bounds of a step at most that no estimator of the sweep file computes
+_ADDED = 8  # further bounds of a step at most, by estimators that the sweep file does not list
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def from_json(raw: Any) -> Plan:
     try:
         plan = _CONTENT.validate_python(raw)
     except ValidationError as error:
-        raise ValueError(strangers.why(error)) from error
+        raise ValueError(strangers.describe(error)) from error
     for index, (audit, entry) in enumerate(zip(plan.audits, raw["audits"], strict=True)):
         _check_audit(audit, index)
         if entry.get("bits_sha256") != audit.commitment(plan.seed):
@@ -108,7 +108,7 @@ def _damaged(run: RunDirectory, name: str, problem: str) -> RunDirectoryError:
     return RunDirectoryError(f"{run.location}/{name} {state} ({problem}); {newer or RESTORE}")
 
 
-# A key of the file itself, as JSON or YAML; those of its parts are indented further.
+# The version is a key of the file itself, in JSON or YAML; keys of its parts are indented further.
 _VERSION = re.compile(r"""^[{ ]{0,2}"?version"?: *["']?([^"',\s]+)""", re.MULTILINE)
 
 
@@ -197,7 +197,7 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
 
 
 def _check_numbers(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-    """Raises RunDirectoryError unless both agree on digest, seed and number of audits."""
+    """Raises RunDirectoryError unless plan and sweep have the same digest, seed and audits."""
     of_sweep = (sweep.fingerprint, sweep.seed, len(sweep.cells))
     if of_sweep != (plan.fingerprint, plan.seed, len(plan.audits)):
         raise _of_another_sweep(run)
@@ -213,12 +213,12 @@ def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:
     """Returns the sweep with records of the plan for classes and data that cannot be read here.
 
     Args:
-        sweep: as the run directory has it.
-        plan: its plan, which records claims.
+        sweep: the sweep in the run directory.
+        plan: the plan there, which records claims.
         run: the run directory, for errors.
 
     Raises:
-        RunDirectoryError: the plan is another sweep's.
+        RunDirectoryError: the plan belongs to another sweep.
     """
     _check_numbers(sweep, plan, run)
     cells = []
@@ -270,10 +270,10 @@ def check_estimates(
         estimates: the content of `estimates.parquet`.
         plan: the plan.
         run: the run directory.
-        more_names: names of estimators, besides those of this package.
+        more_names: names of estimators outside of this package.
 
     Raises:
-        RunDirectoryError: a row has something that is not planned.
+        RunDirectoryError: a row has a value that is not planned.
     """
     planned = set()
     for audit in plan.audits:

@@ -28,12 +28,12 @@ class MissedPack:
         return self.first + len(self.members) - 1
 
     @property
-    def lost(self) -> Members:
-        """Trials that were missed, bool [n]: all."""
+    def failed(self) -> Members:
+        """Trials that failed, bool [n]: all."""
         return np.ones(len(self.members), dtype=bool)
 
     def part(self, first: int, last: int) -> MissedPack:
-        """Returns trials `first` to `last` of these."""
+        """Returns trials `first` to `last` of the pack."""
         start = first - self.first
         return MissedPack(first, self.members[start : last - self.first + 1])
 
@@ -47,10 +47,10 @@ def parts_between_looks(
     """Yields the packs of a file in parts, so that a test can look as soon as a look is due.
 
     Args:
-        audit: the audit that they belong to.
+        audit: the audit of the packs.
         packs: one or more packs that follow each other.
         due: called before each part; returns the number of the audit's trials after which the next
-            look is due. The part ends with the pack that has the last of them.
+            look is due. The part ends with the pack that has the last of these trials.
     """
     first = packs.first
     while first <= packs.last:
@@ -78,7 +78,7 @@ def feed(
     elif isinstance(pack, PackScores) and not pack.missed:
         state.fold(pack.scores[:, column], pack.members)
     else:
-        for rows, missed in stretches_of_equal(pack.lost):
+        for rows, missed in stretches_of_equal(pack.failed):
             if missed:
                 state.miss(pack.members[rows])
             else:
@@ -116,7 +116,7 @@ class Trials:
             end = pack.last + 1
             rows = slice(pack.first, end)
             members[rows] = pack.members
-            missed[rows] = pack.lost
+            missed[rows] = pack.failed
             if isinstance(pack, PackScores):
                 scores[rows] = pack.scores
                 for name, values in pack.utility.items():
@@ -125,12 +125,12 @@ class Trials:
         return cls(audit.horizons, members, scores, missed, utility).part(slice(end))
 
     @property
-    def lost(self) -> Members:
-        """The trials that were missed, as `lost` of a pack."""
+    def failed(self) -> Members:
+        """The trials that were missed, as `failed` of a pack."""
         return self.missed
 
     @property
-    def shown(self) -> Trials:
+    def scored(self) -> Trials:
         """The trials that were not missed."""
         return self.part(~self.missed) if self.missed.any() else self
 
@@ -144,7 +144,8 @@ class Trials:
         """Returns scores at the last step by which every missed trial is guessed wrong.
 
         Returns:
-            float64 [n]: missed trials with the canary are below all others, those without above.
+            float64 [n]: below all others in missed trials with the canary, above all others in
+            missed trials without it.
         """
         scores = self.scores[:, -1].copy()
         if self.missed.any():

@@ -456,7 +456,7 @@ def _packs(
     packs: list[Bounds] = []
     for trials in sorted({*audit.declared, *raised}):
         start = packs[-1][1] + 1 if packs else 0
-        packs += planner.cut(start, trials, size)
+        packs += planner.pack_bounds(start, trials, size)
     return tuple(packs)
 
 

@@ -186,7 +186,7 @@ def _scores(
             rates = (hits.rate, hits.low, hits.high)
             percentages = [round(100 * rate, 2) for rate in rates]
             content["hits"] = [hits.guesses, *percentages]
-    scored = trials.shown
+    scored = trials.scored
     last = scored.scores[:, -1] if len(scored.members) else np.empty(0)
     finite = np.isfinite(last)
     if finite.any():

@@ -57,7 +57,7 @@ class Reading:
         audit, cell = run.pairs[index]
         if trials is None:
             trials = run.trials(audit)
-        bits = trials.shown.members
+        bits = trials.scored.members
         if len(bits) < _FEWEST or bits.all() or not bits.any():
             return None
         private_records = cell.adversary.private_records

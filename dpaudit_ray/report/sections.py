@@ -70,7 +70,7 @@ def _audit(run: Run, index: int) -> Content:
         # Entries that are not filled in below stay None.
         **dict.fromkeys(("counts", "charts", "curves", "hits", "membership", "roc")),
     }
-    scored = trials.shown
+    scored = trials.scored
     has_scores = bool(len(scored.members))
     if not len(estimates) or (cell.sampled and not has_scores):
         return content

@@ -424,7 +424,7 @@ def stored_answer(run: Run) -> Answer | None:
         if answer is not None:
             content = run.directory.read_json(FILE)
             seal = content.pop("seal", None)
-            return answer if strangers.sealed(_digest(content) + _stamps(run), seal) else None
+            return answer if strangers.is_sealed(_digest(content) + _stamps(run), seal) else None
     return None
 
 

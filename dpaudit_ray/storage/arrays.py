@@ -36,7 +36,7 @@ def checked(arrays: Any, whose: str) -> Arrays:
         whose: the name of that code, for errors.
 
     Raises:
-        TypeError: it is not such a mapping.
+        TypeError: `arrays` is not such a mapping.
     """
     if not isinstance(arrays, Mapping):
         raise TypeError(f"{whose} gave a {type(arrays).__name__}, not arrays by name")
@@ -59,7 +59,7 @@ def encoded(arrays: Arrays) -> bytes:
             rows.append(header | {"content": content[start : start + _PIECE]})
     table = pa.Table.from_pylist(rows, SCHEMA)
     file = scores.encoded(table)
-    if 2 * table.nbytes > decoding.most_decoded(len(file)):  # such as a gradient of zeros
+    if 2 * table.nbytes > decoding.most_decoded(len(file)):  # zeros, say, compress to too little
         return scores.encoded(table, compression="none")
     return file
 
@@ -68,7 +68,7 @@ def decoded(content: bytes) -> Arrays:
     """Returns the arrays of a file.
 
     Raises:
-        OSError, ValueError, pa.ArrowException: it is damaged.
+        OSError, ValueError, pa.ArrowException: the file is damaged.
     """
     contents: dict[str, bytearray] = {}
     kinds: dict[str, tuple[str, list[int]]] = {}

@@ -24,12 +24,12 @@ from obstore.exceptions import (
 
 from ..errors import first_line
 from . import strangers
-from .files import Passage
+from .files import WriteGuard
 
 T = TypeVar("T")
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=5)
-_REQUEST_TIMEOUT = datetime.timedelta(seconds=30)  # of small requests: an outage is noticed soon
-# A conditional upload is one request, whatever its size: multipart uploads have no condition here.
+_REQUEST_TIMEOUT = datetime.timedelta(seconds=30)  # for small requests: outages are noticed soon
+# A conditional upload is one request, whatever its size: multipart uploads take no condition.
 _LARGE = 2**23  # bytes from which a request may take longer
 _LARGE_TIMEOUT = datetime.timedelta(hours=1)  # 1 GiB at 300 kB/s
 
@@ -49,7 +49,7 @@ def _options(timeout: datetime.timedelta) -> dict[str, Any]:
 _SCHEMES = ("s3", "gs", "az")
 _PAGE = 1000  # objects in a page of a list
 _LAST = "sweep.yaml"  # every run has it, and it sorts behind all folders that are listed
-_ATTEMPTS = 10  # attempts to write an object that a driver and readers of the run write, too
+_ATTEMPTS = 10  # to write an object that other processes write at the same time
 
 
 class _ReplacedError(OSError):
@@ -106,13 +106,14 @@ _LASTING_CODES = {
 _CODE = re.compile(r"(?:<Code>|\"(?:reason|error|code)\": *\")(\w+)(?:</Code>|\")")
 _STATUS = re.compile(r"status code: (\d+ [A-Z][\w ]*\w)")
 _REDIRECT = "Received redirect without LOCATION"  # the client's message about a wrong region
-_LONGEST = 120  # characters of a client's message about no answer
+_LONGEST = 120  # characters of a client's message about a missing answer
 
 
 def _explained(error: BaseException) -> OSError:
     """Returns a store's error as one line, without XML, addresses and the client's internals.
 
-    It is a LastingError if trying again does not help; `renewable` if new credentials may.
+    The error is a LastingError if trying again does not help, and `renewable` if new credentials
+    may help.
     """
     text = " ".join(str(error).split()).partition(" Debug source:")[0]
     match = _CODE.search(text)
@@ -149,7 +150,7 @@ class Bucket:
         if scheme not in _SCHEMES:
             raise ValueError(f"{scheme}:// is not one of {', '.join(_SCHEMES)}")
         self.location = f"{scheme}://{path.rstrip('/')}"
-        self.passage: Passage = nullcontext
+        self.write_guard: WriteGuard = nullcontext
         try:
             self._store: Any = store.from_url(self.location, **_options(_REQUEST_TIMEOUT))
             self._large: Any = store.from_url(self.location, **_options(_LARGE_TIMEOUT))
@@ -164,7 +165,7 @@ class Bucket:
         """Returns an object's content, None if there is no such object.
 
         Raises:
-            StrangeFileError: it has more than `most` bytes.
+            StrangeFileError: the object has more than `most` bytes.
         """
         try:
             # A large object is requested again, by the client whose requests may take longer.
@@ -173,7 +174,7 @@ class Bucket:
                 if answer.meta["e_tag"] is None:  # an error, or a gateway's page, with status 200
                     raise OSError("the store answered with something else: it has no ETag")
                 size = answer.meta["size"]
-                strangers.require(size, most)
+                strangers.require_at_most(size, most)
                 if size <= _LARGE:
                     break
             content = bytes(_request(answer.bytes))
@@ -187,7 +188,7 @@ class Bucket:
         self,
         name: str,
         content: bytes,
-        passage: Passage | None = None,
+        write_guard: WriteGuard | None = None,
     ) -> None:
         """Replaces an object, or creates it.
 
@@ -195,16 +196,16 @@ class Bucket:
 
         Args:
             name: path of the object.
-            content: the whole object.
-            passage: context that is entered for each upload, in place of the bucket's own.
+            content: content of the object.
+            write_guard: entered for each upload, in place of the bucket's own.
         """
-        enter_passage = passage or self.passage
+        guard_upload = write_guard or self.write_guard
         for _ in range(_ATTEMPTS):
             condition: Any = "create"
             with suppress(FileNotFoundError):
                 old = self._head(name)
                 condition = {tag: old[tag] for tag in ("e_tag", "version") if old[tag] is not None}
-            with enter_passage(), suppress(_ReplacedError, FileExistsError):
+            with guard_upload(), suppress(_ReplacedError, FileExistsError):
                 self._put(name, content, condition)
                 return
         raise OSError(
@@ -221,7 +222,7 @@ class Bucket:
             OSError: nothing is stored, even if the store answers that the object exists.
         """
         try:
-            with self.passage():
+            with self.write_guard():
                 self._put(name, content, "create")
         except FileExistsError as error:
             existing = self.read(name, strangers.ARRAYS)
@@ -233,12 +234,12 @@ class Bucket:
         return None
 
     def move(self, name: str, new_name: str) -> None:
-        with self.passage():
+        with self.write_guard():
             _request(obstore.rename, self._store, name, new_name)
 
     def delete(self, name: str) -> None:
-        """Deletes an object; one that is gone already is no error."""
-        with self.passage(), suppress(FileNotFoundError):
+        """Deletes an object, if it exists."""
+        with self.write_guard(), suppress(FileNotFoundError):
             _request(obstore.delete, self._store, name)
 
     def leads_out(self, name: str) -> bool:
@@ -284,9 +285,9 @@ class Bucket:
     def _listed(self, folder: str) -> list[Any]:
         """Returns the metadata of the objects in a folder.
 
-        A list that is empty, or longer than a page, is requested again, up to an object behind the
-        folder. Some stores and gateways answer with an error in the body and with status 200,
-        which the client takes for an empty page.
+        A list that is empty, or longer than a page, is requested again, up to an object that sorts
+        behind the folder. Some stores and gateways answer with an error in the body and with status
+        200, which the client takes for an empty page.
         """
         folder = folder.rstrip("/")
         listing: Any = obstore.list_with_delimiter(self._store, folder or None)
@@ -299,7 +300,7 @@ class Bucket:
                 return objects
             if entry["path"].rpartition("/")[0] == folder:
                 objects.append(entry)
-        # The list has not gone past the folder: either nothing lies behind it, or the list is cut.
+        # The list ends within the folder: either no object sorts behind it, or the list is cut off.
         self._require_end()
         return objects
 

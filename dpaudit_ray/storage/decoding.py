@@ -42,7 +42,7 @@ def require_members(members: Iterable[zipfile.ZipInfo], stored: int) -> None:
     """Requires that members of a zip file of `stored` bytes can be read in bounded memory.
 
     Raises:
-        StrangeFileError: they are too large, or compressed by a method without a bound.
+        StrangeFileError: members are too large, or compressed by a method without a bound.
     """
     decoded = 0
     for member in members:
@@ -52,7 +52,7 @@ def require_members(members: Iterable[zipfile.ZipInfo], stored: int) -> None:
                 f"{member.filename!r:.40} is not compressed by deflate, which has no bound; "
                 "decompress it"
             )
-    strangers.require(decoded, most_decoded(stored), "decoded bytes")
+    strangers.require_at_most(decoded, most_decoded(stored), "decoded bytes")
 
 
 class ForeignFileError(StrangeFileError):
@@ -60,7 +60,7 @@ class ForeignFileError(StrangeFileError):
 
 
 def _only_member(file: Path) -> Any:
-    """Opens the one file in a zip file. Raises StrangeFileError if there are others."""
+    """Opens the only file in a zip file. Raises StrangeFileError if there are more."""
     archive = zipfile.ZipFile(file)
     members = archive.infolist()
     if len(members) != 1:
@@ -115,10 +115,10 @@ class Table(io.RawIOBase):
             self._columns = 1 + max(map(header.count, (b",", b";", b"\t", b"|")))
         self._bytes += len(chunk)
         self._lines += chunk.count(b"\n")
-        strangers.require(self._bytes, self._most_bytes, "decoded bytes")
-        # Besides those that fit into FREE bytes, one for each byte, as in a table of full rows.
+        strangers.require_at_most(self._bytes, self._most_bytes, "decoded bytes")
+        # Cells that fit into FREE bytes, and one for each byte, as in a table of complete rows.
         most_cells = FREE // _CELL_BYTES + self._bytes
-        strangers.require(self._lines * self._columns, most_cells, "cells")
+        strangers.require_at_most(self._lines * self._columns, most_cells, "cells")
         return len(chunk)
 
 
@@ -141,7 +141,7 @@ def page_totals(
 ) -> tuple[int, int]:
     """Returns the bytes and the values that the pages of a column decode to.
 
-    Arrow allocates by the headers of pages, and not by the file's footer, which may state less.
+    Arrow allocates as the headers of pages state; the file's footer may state less.
 
     Args:
         content: a Parquet file.
@@ -190,8 +190,8 @@ def _read_struct(
     field = 0
     while byte := content[start]:
         start += 1
-        # How much larger the field's number is than the last one, or 0 if the number follows; and
-        # the type of its value. Booleans are in the type, and have no bytes.
+        # `step`: by how much the field's number exceeds the last one; 0 if the number follows.
+        # `kind`: the type of the value; it contains the value of a boolean, which has no bytes.
         step, kind = divmod(byte, 16)
         if step:
             field += step

@@ -1,7 +1,7 @@
 """Files that are either absent or complete, below one folder of a file system.
 
-They are written under another name, synced, and then renamed, or linked if they are written once.
-All functions raise OSError, and whatever a `Passage` raises.
+Files are written under another name, synced, and then renamed, or linked if they are written once.
+All functions raise OSError, and whatever a `WriteGuard` raises.
 """
 
 import contextlib
@@ -19,9 +19,10 @@ from pathlib import Path
 from ..errors import first_line
 from . import strangers
 
-# Entered for the moment in which a file becomes visible or is removed; raises if it may not.
-Passage = Callable[[], AbstractContextManager[None]]
-LOCK_SECONDS = 10.0  # for which a lock is requested again: it is held for a read and a rename
+# Returns a context for the moment in which a file becomes visible or is removed. Entering it raises
+# an error if that is not allowed.
+WriteGuard = Callable[[], AbstractContextManager[None]]
+LOCK_SECONDS = 10.0  # for which a lock is requested again: others hold it for a read and a rename
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # loops are links that lead to each other
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}
@@ -30,7 +31,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 class Folder:
     """A folder of this machine or of a network file system, with or without a last slash.
 
-    Every change passes `passage`.
+    Every change is made within a `write_guard`.
     """
 
     def __init__(self, location: str) -> None:
@@ -39,7 +40,7 @@ class Folder:
             location = urllib.parse.unquote(location.removeprefix("file://"))
         self._root = Path(location).expanduser().absolute()
         self.location = str(self._root)
-        self.passage: Passage = contextlib.nullcontext
+        self.write_guard: WriteGuard = contextlib.nullcontext
 
     def read(
         self,
@@ -49,7 +50,7 @@ class Folder:
         """Returns a file's content, None if there is no such file.
 
         Raises:
-            StrangeFileError: it has more than `most` bytes, or is not a regular file.
+            StrangeFileError: the file has more than `most` bytes, or is not a regular file.
         """
         try:
             return strangers.content(str(self._root / name), most)
@@ -60,16 +61,16 @@ class Folder:
         self,
         name: str,
         content: bytes,
-        passage: Passage | None = None,
+        write_guard: WriteGuard | None = None,
     ) -> None:
         """Stores a file, with the folders above it; replaces an existing one.
 
         Args:
             name: path of the file.
             content: content of the file.
-            passage: passed in place of the folder's own.
+            write_guard: used in place of the folder's own.
         """
-        _write(self._root / name, content, passage or self.passage, Path.replace)
+        _write(self._root / name, content, write_guard or self.write_guard, Path.replace)
 
     def create(self, name: str, content: bytes) -> bytes | None:
         """Stores a file, unless it exists; if several processes do so, one succeeds.
@@ -79,23 +80,23 @@ class Folder:
         """
         path = self._root / name
         try:
-            _write(path, content, self.passage, _link)
+            _write(path, content, self.write_guard, _link)
         except FileExistsError as error:
             existing = self.read(name, strangers.ARRAYS)
             if existing is None:
                 raise OSError("it exists, but cannot be read") from error
             _sync(path.parent)
-            # It may be this one: NFS may carry out a call, and report that it failed.
+            # The existing file may be this one: NFS may carry out a call and report a failure.
             return None if existing == content else existing
         return None
 
     def move(self, name: str, new_name: str) -> None:
-        with self.passage():
+        with self.write_guard():
             (self._root / name).rename(self._root / new_name)
 
     def delete(self, name: str) -> None:
         """Removes a file if it exists."""
-        with self.passage():
+        with self.write_guard():
             (self._root / name).unlink(missing_ok=True)
 
     def leads_out(self, name: str) -> bool:
@@ -105,7 +106,7 @@ class Folder:
 
     def exists(self, name: str) -> bool:
         """Returns whether a regular file of this name exists."""
-        # In later Pythons, `Path.is_file` returns false if the file's state cannot be known now.
+        # `Path.is_file` of later Pythons returns False if the file's state cannot be known now.
         return stat.S_ISREG(_mode(self._root / name))
 
     def names(self, folder: str) -> list[str]:
@@ -154,7 +155,7 @@ class Folder:
 
         Args:
             name: the file, which is created if it is to be locked `alone`.
-            alone: no other process may have a lock; else others may have one that is not alone.
+            alone: no other process may have a lock; else others may have shared locks.
 
         Raises:
             OSError: another process has had the lock for 10 s.
@@ -176,11 +177,11 @@ class Folder:
             os.close(file)
 
     def _files(self, folder: str) -> list[os.DirEntry[str]]:
-        """Returns the regular files in a folder, and links to such."""
+        """Returns the regular files in a folder, and links to regular files."""
         files: list[os.DirEntry[str]] = []
         for entry in self._entries(folder):
             is_file = entry.is_file(follow_symlinks=False)
-            if entry.is_symlink():  # the kind of all others is known without a call each
+            if entry.is_symlink():  # only the kind of a link's target takes a further call
                 is_file = stat.S_ISREG(_mode(entry))
             if is_file:
                 files.append(entry)
@@ -201,7 +202,7 @@ def _mode(path: Path | os.DirEntry[str]) -> int:
     """Returns the mode of a file or folder, or of a link's target; 0 if it does not exist.
 
     Raises:
-        OSError: it cannot be known now.
+        OSError: the mode cannot be known now.
     """
     try:
         return os.stat(path).st_mode
@@ -221,18 +222,18 @@ def reason(error: BaseException) -> str:
 def _write(
     path: Path,
     content: bytes,
-    passage: Passage,
+    write_guard: WriteGuard,
     publish: Callable[[Path, Path], object],
 ) -> None:
-    """Writes and syncs a file, publishes it, syncs its folder: then a power cut loses nothing.
+    """Writes and syncs a file, publishes it, syncs its folder: a power cut then loses nothing.
 
     Args:
         path: path of the file.
         content: content of the file.
-        passage: entered for each change that others can see.
+        write_guard: entered for each change that others can see.
         publish: gives a complete file its path.
     """
-    with passage():  # a file that may not be written leaves no folder
+    with write_guard():  # a file that may not be written leaves no folder
         path.parent.mkdir(parents=True, exist_ok=True)
     # The name is random, so that two drivers on one run directory cannot mix their bytes.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -241,7 +242,7 @@ def _write(
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        with passage():
+        with write_guard():
             publish(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -258,7 +259,7 @@ def _sync(folder: Path) -> None:
 
 
 def _link(temporary: Path, path: Path) -> None:
-    """Gives a file its path, unless a file has it; then it raises FileExistsError."""
+    """Links a file to its path. Raises FileExistsError if another file has this path."""
     try:
         os.link(temporary, path)
     except OSError as error:
@@ -273,7 +274,7 @@ def _lock(file: int, kind: int, name: str) -> bool:
     """Locks an open file; returns False if the file system has no locks.
 
     Args:
-        file: its descriptor.
+        file: descriptor of the file.
         kind: LOCK_EX or LOCK_SH of fcntl.
         name: name of the file, for errors.
 

@@ -1,8 +1,8 @@
 """Leases: a run directory has one driver at a time, which renews its lease while it lives.
 
 The lease is a small file, so it works wherever runs can be stored. Clocks of machines are never
-compared, nor is one trusted not to jump: a lease is stale if it was read many times, each a moment
-after the last, and has not changed. A driver that lost it stops; `place` explains why it cannot do
+compared, and may jump: a lease is stale if it was read many times, each a moment after the last,
+and has not changed. A driver that lost it stops; `place` explains why it cannot do
 harm until then.
 
 If several drivers start at the same moment, one gets it. The entry is created by a link that fails
@@ -29,10 +29,10 @@ from .place import DRIVER, process_of
 from .run_directory import RunDirectory
 
 Entry = dict[str, Any]  # content of `driver.json`
-BEAT_SECONDS = 5.0  # between renewals
+BEAT_SECONDS = 5.0  # between renewals of a lease
 STALE_SECONDS = 4 * BEAT_SECONDS
 LOOK_SECONDS = 0.5  # between reads of a lease that may be stale
-SETTLE_SECONDS = 1.0  # until an entry is read again, if there is no lock; at least 5 write times
+SETTLE_SECONDS = 1.0  # until an entry is read again if there are no locks; at least 5 write times
 _LOCKED_SETTLE_SECONDS = 0.05
 _LARGEST_PID = 2**31 - 1  # the largest number in the kernel's type for it
 
@@ -42,7 +42,7 @@ class Lease:
 
     Attributes:
         owner: token of this driver.
-        before: token of the driver whose stale lease was taken over, if there was one.
+        previous_owner: token of the driver whose stale lease was taken over, if there was one.
         run: the run directory, for this owner.
     """
 
@@ -50,11 +50,11 @@ class Lease:
         self,
         run: RunDirectory,
         owner: str,
-        before: str | None,
+        previous_owner: str | None,
     ) -> None:
         """Makes a lease that is not stored yet: `held` stores and renews it."""
         self.owner = owner
-        self.before = before
+        self.previous_owner = previous_owner
         self.run = run.owned_by(owner)
         self._lost: LeaseLostError | None = None
         self._released = threading.Event()
@@ -141,8 +141,10 @@ def held(
         StorageError: the lease cannot be read or written.
     """
     stale = left_behind(run, watch, earlier)
-    before = (stale or {}).get("owner")
-    lease = Lease(run, secrets.token_hex(8), before if isinstance(before, str) else None)
+    previous_owner = (stale or {}).get("owner")
+    if not isinstance(previous_owner, str):
+        previous_owner = None
+    lease = Lease(run, secrets.token_hex(8), previous_owner)
     pid = os.getpid()
     entry = {
         "owner": lease.owner,
@@ -156,12 +158,12 @@ def held(
 
 
 def _watch(run: RunDirectory, entry: Entry, seconds: float) -> Entry | None:
-    """Reads the lease for `seconds`, or until it is not `entry` any more; returns the last one.
+    """Reads the lease for `seconds`, or until it is no longer `entry`; returns the last reading.
 
     Args:
         run: the run directory.
-        entry: the entry that was read before.
-        seconds: for which the lease is watched.
+        entry: the lease as it was read before.
+        seconds: time for which the lease is watched.
     """
     pause = min(LOOK_SECONDS, seconds / 4)
     for _ in range(math.ceil(seconds / pause)):
@@ -198,7 +200,7 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
             run.write_json(DRIVER, entry, unless_replaced)
         elif (other := run.create_json(DRIVER, entry)) is not None:
             raise _lease_taken(run, other)
-    # Without locks the last writer wins: whoever wrote after this driver appears in the meantime.
+    # Without locks the last writer wins: an entry written after this driver's appears meanwhile.
     settle_seconds = max(SETTLE_SECONDS, 5 * (time.monotonic() - started))
     time.sleep(_LOCKED_SETTLE_SECONDS if locked else settle_seconds)
     now = _read(run)
@@ -236,7 +238,7 @@ def _read(run: RunDirectory) -> Entry | None:
 def _is_gone(entry: Entry) -> bool:
     """Returns whether the owner is known to have ended.
 
-    Nothing is known of a process of another machine or container, whose ids differ from ours.
+    Nothing is known of a process of another machine or container: process ids there are others.
     """
     pid = entry.get("pid")
     is_here = all(value and entry.get(key) == value for key, value in _where().items())
@@ -251,7 +253,7 @@ def _is_gone(entry: Entry) -> bool:
 
 
 def _where() -> dict[str, str | None]:
-    """Returns what makes a process id unique: host, start of the kernel, and container."""
+    """Returns host, start of the kernel, and container: together they make process ids unique."""
     boot = pids = None
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -277,9 +279,9 @@ class Holder:
     """The driver of a run, as other processes know it.
 
     Attributes:
-        host: its machine.
-        pid: its process there, if it is known.
-        silent: seconds without a renewal of its lease; 0 if it is alive.
+        host: name of the driver's machine.
+        pid: id of the driver's process there, if it is known.
+        silent: seconds without a renewal of the lease; 0 if the driver is alive.
     """
 
     host: str

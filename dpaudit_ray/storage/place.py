@@ -5,7 +5,7 @@ aggregator included, knows its token, and writes only while the entry has this t
 system the entry is read, and the file becomes visible, under a lock that a driver needs alone to
 take a lease over. In an object store each upload has a condition that was set before the entry was
 read, so a process that is paused in between replaces nothing that the new driver has written. It
-may still store an older record that the new driver has not written yet, and then writes.
+may still store an older version of a file that the new driver writes only later.
 `cluster/README.md` describes the limits of this.
 """
 
@@ -27,24 +27,24 @@ import pyarrow as pa
 from ..errors import LeaseLostError, MissingFileError, RunDirectoryError, StorageError
 from . import strangers
 from .buckets import Bucket, LastingError
-from .files import Folder, Passage, reason
+from .files import Folder, WriteGuard, reason
 
 T = TypeVar("T")
 DRIVER = "driver.json"
-LOCK = ".driver.lock"  # has no content, and is never deleted: a deleted lock locks nothing
+LOCK = ".driver.lock"  # is empty, and never deleted: a lock on a deleted file locks nothing
 
-# A new name alone would repeat the same trials bit for bit, and hide that they were looked at
-# before, and how many were declared then.
+# A new name alone would repeat the same trials bit for bit, and hide that their results were known
+# before, and how many trials were declared then.
 RESTORE = "restore it, or use a new name and a new seed"
 
-# Errors that waiting does not end. A full disk is one: it is reported while a user may still act.
+# Errors that waiting does not end, as on a full disk: they are reported while a user can still act.
 _LASTING = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
     errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EEXIST,
 }  # fmt: skip
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 10.0
-_QUIET_SECONDS = 2.0  # shorter outages are common, and nothing can be done about them
+_QUIET_SECONDS = 2.0  # shorter outages are common, and not reported
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Patience:
     ) -> T:
         """Returns `action(*arguments)`; raises its last OSError when the time is over."""
         started = time.monotonic()
-        slept = 0.0  # more than the clock shows if `sleep` is another function
+        slept = 0.0  # counted, since another `sleep` function may not move the clock
         pause = _FIRST_PAUSE_SECONDS
         next_report = _QUIET_SECONDS
         while True:
@@ -104,8 +104,8 @@ RUNNING = Patience(seconds=60)  # a running sweep survives an outage of a minute
 class Place:
     """A sweep's directory, local (also NFS) or at an `s3://`, `gs://`, `az://`, `file://` address.
 
-    Every access is repeated as `patience` allows. If `owner` is set, the token of a driver, nothing
-    is written unless that driver holds the lease.
+    Every access is repeated as `patience` allows. If `owner`, the token of a driver, is set, files
+    are written only while that driver holds the lease.
 
     Raises:
         RunDirectoryError: from reads, if a file is damaged or not where it should be.
@@ -132,7 +132,7 @@ class Place:
             ) from error
         self.location = self._folder.location
         if owner is not None:
-            self._folder.passage = self._owned
+            self._folder.write_guard = self._owned
 
     @classmethod
     def under(
@@ -160,7 +160,7 @@ class Place:
             )
         return cls(f"{parent.rstrip('/')}/{name}", patience)
 
-    def patient(self, patience: Patience) -> Self:
+    def with_patience(self, patience: Patience) -> Self:
         """Returns the same place, with another patience."""
         return type(self)(self.location, patience, self.owner)
 
@@ -171,7 +171,7 @@ class Place:
     def require_owned(self) -> None:
         """Raises LeaseLostError if another driver holds the lease, or the run is deleted."""
         if self.owner is not None:
-            self._try(DRIVER, self._check_owner)
+            self._write_with(DRIVER, self._check_owner)
 
     @contextmanager
     def _owned(self) -> Iterator[None]:
@@ -190,7 +190,7 @@ class Place:
         try:
             content = self._folder.read(DRIVER)
             entry = strangers.parsed((content or b"{}").decode())
-        except ValueError:  # damaged, or not opened: it names no owner
+        except ValueError:  # the file is damaged, or not opened: it names no owner
             entry = {}
         if isinstance(entry, dict) and entry.get("owner") == self.owner:
             return
@@ -207,7 +207,7 @@ class Place:
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Stops drivers from writing while it is open; yields whether storage has locks.
+        """Locks the directory: no driver can write while this is open. Yields whether locks exist.
 
         Raises:
             RunDirectoryError: another driver is in the middle of a write, or the lock cannot be
@@ -268,17 +268,17 @@ class Place:
         self,
         name: str,
         value: Any,
-        passage: Passage | None = None,
+        write_guard: WriteGuard | None = None,
     ) -> None:
         """Replaces a JSON file.
 
         Args:
             name: path in the directory.
             value: plain data.
-            passage: a condition under which the file becomes visible; by default that of the owner.
+            write_guard: entered while the file becomes visible; by default the owner's guard.
         """
         content = json.dumps(value, indent=1).encode()
-        self._write(name, content, passage)
+        self._write(name, content, write_guard)
 
     def create_json(self, name: str, value: Any) -> Any:
         """Writes a JSON file unless it exists.
@@ -287,10 +287,10 @@ class Place:
             The value that another writer has stored; None if this one is stored now.
         """
         content = json.dumps(value, indent=1).encode()
-        other = self._try(name, self._folder.create, name, content)
+        other = self._write_with(name, self._folder.create, name, content)
         if other is None:
             return None
-        # Parsed, not read again: if it were deleted meanwhile, this one would count as stored.
+        # Parses what was read: if the file was deleted since, reading it again would return None.
         with self._readable(name):
             return strangers.parsed(other.decode())
 
@@ -303,12 +303,12 @@ class Place:
         return self._read_with("", self._folder.paths, depth)
 
     def delete(self, name: str) -> None:
-        self._try(name, self._folder.delete, name)
+        self._write_with(name, self._folder.delete, name)
 
     def set_aside(self, name: str) -> str:
         """Renames a damaged file, so that no reader finds it; returns the new name."""
         new_name = f"{name}.damaged-{secrets.token_hex(4)}"
-        self._try(name, self._folder.move, name, new_name)
+        self._write_with(name, self._folder.move, name, new_name)
         return new_name
 
     def _create(
@@ -322,12 +322,12 @@ class Place:
         Args:
             name: path of the file.
             content: content of the file.
-            difference: how a file that exists differs from this one; None if it does not.
+            difference: returns how an existing file differs from this one; None if it does not.
 
         Raises:
             StorageError: a different file exists.
         """
-        if self._try(name, self._folder.create, name, content) is None:
+        if self._write_with(name, self._folder.create, name, content) is None:
             return
         change = difference()
         if change is not None:
@@ -372,7 +372,7 @@ class Place:
         remedy: str = RESTORE,
         error_class: type[RunDirectoryError] = RunDirectoryError,
     ) -> Iterator[None]:
-        """Turns errors about the content of a file into one that names the file and the remedy."""
+        """Turns errors about the content of a file into an error with its name and the remedy."""
         try:
             yield
         except (OSError, ValueError, pa.ArrowException) as error:
@@ -384,12 +384,12 @@ class Place:
         self,
         name: str,
         content: bytes,
-        passage: Passage | None = None,
+        write_guard: WriteGuard | None = None,
     ) -> None:
-        """Replaces a file, as often as patience allows. Raises StorageError."""
-        self._try(name, self._folder.write, name, content, passage)
+        """Replaces a file, with as many attempts as patience allows. Raises StorageError."""
+        self._write_with(name, self._folder.write, name, content, write_guard)
 
-    def _try(
+    def _write_with(
         self,
         name: str,
         action: Callable[..., T],
@@ -416,8 +416,8 @@ class Place:
         """Returns `action(*arguments)`, which reads the file or folder `name`.
 
         Raises:
-            StorageError: it may be readable later, so nothing is known about its content.
-            RunDirectoryError: waiting does not make it readable.
+            StorageError: the file may be readable later, so its content is unknown.
+            RunDirectoryError: waiting does not make the file readable.
         """
         try:
             return self._patience(action, *arguments)

@@ -90,7 +90,7 @@ class RunDirectory(ScoreFiles):
             most: rows that the file may have.
 
         Raises:
-            RunDirectoryError: it is damaged.
+            RunDirectoryError: the file is damaged.
         """
         remedy = "delete it and run the sweep again: it is rebuilt from the scores"
         with self._readable(_ESTIMATES, remedy):

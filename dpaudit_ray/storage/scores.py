@@ -19,7 +19,7 @@ from .place import Place, numbers
 Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
 RERUN = "run the sweep again: it is set aside and its trials are run again"
-ROW_BYTES = 2**11  # a row takes in memory; a reason of 300 characters may have 1,800 when printed
+ROW_BYTES = 2**11  # of a row in memory; a reason of 300 characters may take 1,800 when printed
 _MOST_STEPS = 10_000  # recorded steps of an audit
 SCORE_SCHEMA = pa.schema(
     {
@@ -40,7 +40,7 @@ _DIGEST = b"dpaudit_sha256"  # key in a file's footer: digest of the pack that w
 
 @dataclasses.dataclass(frozen=True)
 class EstimateRow:
-    """A bound at one recorded step, with its claim: a row of estimates.parquet, in its order.
+    """A bound at one recorded step, with its claim: a row of estimates.parquet, in column order.
 
     `epsilon_lower` is at the audit's confidence, `epsilon_lower_together` at the sweep's split
     level, and `epsilon_lower_free` the bound without an assumption, by `free_estimator`.
@@ -81,11 +81,11 @@ class PackScores:
         members: bool [n], whether the canary was in.
         steps: the k recorded steps.
         scores: float64 [n, k]. NaN in trials that failed, and where a training run diverged.
-        utility: float64 [n, k] by names of UTILITY, what the trained models are worth.
+        utility: measurements of the trained models, float64 [n, k] by names of UTILITY.
         missed: why trials failed, by trial.
-        diverged: why training runs diverged, by trial; not of every one that did.
+        diverged: why training runs diverged, by trial; not for every run that did.
         outputs: what failed trials printed, by trial; not a part of the file.
-        stated: the digest in the file from which they were read; empty without one.
+        stated: the digest in the file from which the scores were read; empty without a digest.
     """
 
     first: int
@@ -103,7 +103,7 @@ class PackScores:
         return self.first + len(self.members) - 1
 
     @property
-    def lost(self) -> NDArray[np.bool_]:
+    def failed(self) -> NDArray[np.bool_]:
         """Failed trials, bool [n]."""
         failed = np.zeros(len(self.members), dtype=bool)
         failed[[trial - self.first for trial in self.missed]] = True
@@ -149,7 +149,7 @@ class PackScores:
         return sum(values.nbytes for values in (self.members, self.scores, *self.utility.values()))
 
     def difference(self, again: Self) -> str | None:
-        """Describes the first trial whose score differs by a bit, or that failed in one only."""
+        """Returns in words the first trial that differs from `again` in a bit, or in failing."""
         before = np.ascontiguousarray(self.scores, float)
         after = np.ascontiguousarray(again.scores, float)
         if before.shape != after.shape:
@@ -198,7 +198,7 @@ class PackScores:
             sorted(self.utility),
             missed,
         ]
-        if diverged:  # without any, as in files of 1.0
+        if diverged:  # else the digest is that of version 1.0
             head.append(diverged)
         sha256 = hashlib.sha256(json.dumps(head).encode())
         sha256.update(np.asarray(self.members, dtype=bool).tobytes())
@@ -263,11 +263,11 @@ class PackScores:
             reasons(DIVERGED),
             stated=(table.schema.metadata or {}).get(_DIGEST, b"").decode("ascii", "replace"),
         )
-        # All other columns follow from the pack: they must be as it would write them.
+        # All other columns follow from the pack, so they must be as `table` makes them.
         if not pack.table(audit).drop(["score", *measured]).equals(unmeasured):
             raise error
         for values in pack._measured:
-            if not np.isnan(values[pack.lost]).all():
+            if not np.isnan(values[pack.failed]).all():
                 raise ValueError("it has scores of trials that were missed")
         return pack
 
@@ -287,7 +287,7 @@ def score_frame(audit: str, packs: Iterable[PackScores]) -> pd.DataFrame:
 
 
 def without_gaps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Fills in empty reasons where only some of the files have such a column."""
+    """Fills in empty reasons for files without a column of reasons, if others have one."""
     names = [name for name in (MISSED, DIVERGED) if name in rows]
     return rows.fillna(dict.fromkeys(names, ""))
 
@@ -319,11 +319,11 @@ def decoded(
     Args:
         content: a Parquet file.
         schema_of: returns the schema that a file with columns of these names must have.
-        most_rows: rows that it may have, of ROW_BYTES each; None: as many as its size allows.
+        most_rows: rows that the file may have, of ROW_BYTES each; None: as many as its size allows.
 
     Raises:
-        OSError, ValueError, pa.ArrowException: it is damaged, has another schema, lacks a value, or
-            is too large.
+        OSError, ValueError, pa.ArrowException: the file is damaged, has another schema, lacks a
+            value, or is too large.
     """
     # `pq.read_table` goes through Arrow's data sets, which takes ten times as long here.
     source = pq.ParquetFile(pa.BufferReader(content))
@@ -335,13 +335,13 @@ def decoded(
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     if most_rows is not None:
         rows = sum(group.num_rows for group in groups)
-        strangers.require(max(metadata.num_rows, rows), most_rows, "rows")
+        strangers.require_at_most(max(metadata.num_rows, rows), most_rows, "rows")
         most_bytes = strangers.SCORES + most_rows * ROW_BYTES
     decoded_bytes = 0
     for group in groups:
         for index in range(group.num_columns):
             decoded_bytes += _decoded_bytes(content, group.column(index))
-    strangers.require(decoded_bytes, most_bytes, "decoded bytes")
+    strangers.require_at_most(decoded_bytes, most_bytes, "decoded bytes")
     # A text may be stored once for many rows: its length is multiplied before it is repeated.
     texts = _text_columns(schema)
     source = pq.ParquetFile(
@@ -354,7 +354,7 @@ def decoded(
         for chunk in table[name].chunks:
             lengths = np.array([len(text.as_buffer()) for text in chunk.dictionary])
             decoded_bytes += int(lengths[chunk.indices].sum())
-    strangers.require(decoded_bytes, most_bytes, "decoded bytes")
+    strangers.require_at_most(decoded_bytes, most_bytes, "decoded bytes")
     return table.cast(schema.with_metadata(table.schema.metadata))
 
 
@@ -394,13 +394,13 @@ class ScoreFiles(Place):
             audit: the audit's id.
             first: first trial of the file.
             last: last trial of the file.
-            steps: recorded steps that it may have.
+            steps: number of recorded steps that the file may have.
 
         Raises:
-            DamagedFileError: it has other trials, or cannot be decoded.
+            DamagedFileError: the file has other trials, or cannot be decoded.
             MissingFileError: there is no such file.
-            RunDirectoryError: it may not be read.
-            StorageError: it cannot be read now.
+            RunDirectoryError: the file may not be read.
+            StorageError: the file cannot be read now.
         """
         name = self.score_file(audit, first, last)
         rows = (last - first + 1) * steps

@@ -27,11 +27,11 @@ ARRAYS = 2**34  # bytes of a file of arrays
 SWEEP = 2**22  # bytes of a sweep file
 _KEY = 32  # bytes of the user's key
 SCORES = 2**20  # bytes of a score file without rows
-SCORE_ROW = 512  # more bytes of it for each row
+SCORE_ROW = 512  # further bytes of a score file for each row
 
 
 class StrangeFileError(ValueError):
-    """A file that is not read, since it is too large, or not a file with content."""
+    """A file that is not read, since it is too large, or a pipe, a socket or a device."""
 
 
 def content(path: str, most: int) -> bytes:
@@ -42,29 +42,29 @@ def content(path: str, most: int) -> bytes:
         most: bytes that it may have.
 
     Raises:
-        StrangeFileError: it has more, or is a pipe, a socket or a device.
-        OSError: it cannot be read.
+        StrangeFileError: the file has more, or is a pipe, a socket or a device.
+        OSError: the file cannot be read.
     """
     _require_regular(os.stat(path))  # before it is opened: to open a device may have an effect
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(opened, "rb") as file:
         status = os.fstat(opened)
         _require_regular(status)
-        require(status.st_size, most)
+        require_at_most(status.st_size, most)
         read = file.read(most + 1)
-    require(len(read), most)
+    require_at_most(len(read), most)
     return read
 
 
-def require(number: int, most: int, what: str = "bytes") -> None:
-    """Raises StrangeFileError if a file has more than `most` bytes, or whatever `what` names."""
+def require_at_most(number: int, most: int, what: str = "bytes") -> None:
+    """Raises StrangeFileError if `number` of a file, in units of `what`, is above `most`."""
     if number > most:
         raise StrangeFileError(f"it has {number:,} {what}, more than the {most:,} that it may have")
 
 
 def parsed(text: str) -> Any:
     """Parses JSON. Raises ValueError if it is not JSON, has more than VALUES, or is too deep."""
-    require(text.count(",") + text.count("[") + text.count("{"), VALUES, "values")
+    require_at_most(text.count(",") + text.count("[") + text.count("{"), VALUES, "values")
     try:
         return json.loads(text)
     except RecursionError:
@@ -72,8 +72,8 @@ def parsed(text: str) -> Any:
         raise StrangeFileError(f"it is nested deeper than {deepest} levels") from None
 
 
-def why(error: Exception) -> str:
-    """Describes an error of reading a record, or of an object that was made of it."""
+def describe(error: Exception) -> str:
+    """Returns in words why a record, or an object made of it, cannot be read."""
     if isinstance(error.__cause__, StrangeFileError):
         return str(error.__cause__)
     if isinstance(error, ValidationError):
@@ -83,7 +83,7 @@ def why(error: Exception) -> str:
 
 
 def _require_regular(status: os.stat_result) -> None:
-    """Raises StrangeFileError or IsADirectoryError for the status of no regular file."""
+    """Raises StrangeFileError or IsADirectoryError unless the status is of a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not stat.S_ISREG(status.st_mode):
@@ -98,12 +98,12 @@ def seal(content: str) -> str:
     return "" if key is None else hmac.new(key, content.encode(), "sha256").hexdigest()
 
 
-def sealed(content: str, by: object) -> bool:
-    """Returns whether `by` is this user's seal of `content`."""
+def is_sealed(content: str, seal_text: object) -> bool:
+    """Returns whether `seal_text` is this user's seal of `content`."""
     expected = seal(content)
-    if not expected or not isinstance(by, str):
+    if not expected or not isinstance(seal_text, str):
         return False
-    return hmac.compare_digest(expected.encode(), by.encode(errors="replace"))
+    return hmac.compare_digest(expected.encode(), seal_text.encode(errors="replace"))
 
 
 def _key() -> bytes | None:

@@ -162,7 +162,7 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     if source.endswith(".py"):
         raise SpecError("", f"{source} is a script: `dpaudit audit {source}:FUNCTION` audits it")
     try:
-        strangers.require(len(text), strangers.SWEEP)
+        strangers.require_at_most(len(text), strangers.SWEEP)
         raw = _load(text, source)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)

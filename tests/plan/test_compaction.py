@@ -27,7 +27,7 @@ from jobs.scale import empty, large
 from tests.orchestration.test_faults import assert_same
 
 PACKS, SIZE = 50, 3  # of the one audit: a whole group and 18 packs more
-GATHERED, FEWEST = 32, 8  # instead of 256 and 64
+PACKS_PER_FILE, FEWEST = 32, 8  # instead of 256 and 64
 Opened = tuple[Sweep, Plan, RunDirectory]
 STATS = ("accuracy", "paper-gdp", "eps-delta")
 
@@ -55,7 +55,7 @@ def files(run: RunDirectory, plan: Plan) -> list[tuple[int, int]]:
 @pytest.fixture(scope="module", autouse=True)
 def _few() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction, "GATHERED", GATHERED)
+        patch.setattr(compaction, "PACKS_PER_FILE", PACKS_PER_FILE)
         patch.setattr(finished_trials, "FEWEST", FEWEST)
         yield
 
@@ -65,13 +65,13 @@ def alone(_few: None, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """The run with a file per pack, as it was before anything is gathered."""
     sweep, plan, run = filled(tmp_path_factory.mktemp("alone"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Compactor, "gather_finished", lambda self, audits: None)
+        patch.setattr(Compactor, "compact_finished", lambda self, audits: None)
         Aggregation(sweep, plan, run).flush()
     assert len(files(run, plan)) == PACKS
     return run
 
 
-GROUPS = [(0, GATHERED * SIZE - 1), (GATHERED * SIZE, PACKS * SIZE - 1)]
+GROUPS = [(0, PACKS_PER_FILE * SIZE - 1), (PACKS_PER_FILE * SIZE, PACKS * SIZE - 1)]
 
 
 def test_a_gathered_run_shows_what_one_with_a_file_per_pack_does(tmp_path, alone):

@@ -67,7 +67,7 @@ def test_scores_survive_what_passes(name, run, store):
 def test_an_upload_that_is_always_refused_is_an_error(run, store):
     store.faults.append(Fault("PUT", SCORES, "409 ConditionalRequestConflict", count=10**9))
     with pytest.raises(StorageError, match="has no object"):
-        run.patient(Patience()).write_scores("a", pack())
+        run.with_patience(Patience()).write_scores("a", pack())
 
 
 def test_a_lease_or_a_part_is_not_taken_for_stored(run, store):
@@ -248,7 +248,7 @@ LASTING = {
 
 @pytest.mark.parametrize("answer", LASTING)
 def test_what_lasts_is_told_at_once_in_one_plain_line(answer, run, store):
-    patient = run.patient(Patience(seconds=60, sleep=forbidden))
+    patient = run.with_patience(Patience(seconds=60, sleep=forbidden))
     store.faults.append(Fault("PUT", ".*", answer, count=10**9))
     with pytest.raises(StorageError, match=LASTING[answer]) as caught:
         patient.write_scores("a", pack())

@@ -183,7 +183,7 @@ WRITES: dict[str, Callable[[RunDirectory], object]] = {
     "not complete": lambda run: run.set_complete(False),
     "delete": lambda run: run.delete(DRIVER),
     "set aside": lambda run: run.set_aside("scores/a/10-15.parquet"),
-    "patient": lambda run: run.patient(run._patience).write_text("sweep.yaml", "x"),
+    "patient": lambda run: run.with_patience(run._patience).write_text("sweep.yaml", "x"),
 }
 
 
@@ -325,7 +325,7 @@ def test_a_lease_that_is_in_place_when_the_sync_of_its_folder_fails_is_no_other_
     tmp_path, monkeypatch
 ):
     """It is taken over at the second try; the storm met it where one write in thirty fails."""
-    run = RunDirectory(str(tmp_path)).patient(OPENING)
+    run = RunDirectory(str(tmp_path)).with_patience(OPENING)
     run.write_json("driver.json", {"owner": "before", "pid": 1})
     sync, failures = files._sync, [OSError(errno.EIO, "no")]
 
@@ -336,6 +336,6 @@ def test_a_lease_that_is_in_place_when_the_sync_of_its_folder_fails_is_no_other_
 
     monkeypatch.setattr(files, "_sync", once)
     with lease.held(run, watch=0.1) as held:
-        assert held.before == "before"
+        assert held.previous_owner == "before"
         assert run.read_json("driver.json")["owner"] == held.owner
     assert not failures

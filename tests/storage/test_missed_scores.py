@@ -36,7 +36,7 @@ def test_they_come_back(measured, tmp_path):
     found = run.read_scores("a", 10, 15)
     assert found.missed == WHY
     assert found.scores.tobytes() == whole.scores.tobytes()
-    assert found.lost.tolist() == [False, False, True, True, False, False]
+    assert found.failed.tolist() == [False, False, True, True, False, False]
 
 
 def test_a_file_without_any_is_as_it_was():
@@ -114,8 +114,8 @@ def test_trials_know_which_were_missed():
     folded = [MissedPack(0, np.array([True, False, True, True])), pack({}, first=4), pack()]
     trials = score_stream.Trials.joined(Audit(), folded)  # type: ignore[arg-type]
     assert np.flatnonzero(trials.missed).tolist() == [0, 1, 2, 3, 12, 13]
-    assert len(trials.shown.members) == 10
-    assert np.isnan(trials.shown.scores[7]).all(), "trial 11 diverged, and is an outcome"
+    assert len(trials.scored.members) == 10
+    assert np.isnan(trials.scored.scores[7]).all(), "trial 11 diverged, and is an outcome"
     errors = trials.with_errors()[trials.missed]
     last = trials.scores[:, -1]
     finite = last[np.isfinite(last)]

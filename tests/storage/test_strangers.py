@@ -48,7 +48,7 @@ def test_without_a_home_nothing_is_sealed(monkeypatch):
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
     assert strangers.seal("x") == ""
-    assert not strangers.sealed("x", "")
+    assert not strangers.is_sealed("x", "")
 
 
 @pytest.mark.parametrize(("folder_mode", "lock_mode"), [(0o755, 0o600), (0o775, 0o660)])
