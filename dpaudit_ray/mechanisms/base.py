@@ -37,10 +37,10 @@ StepCount = Annotated[int, Field(ge=1, le=10**7)]  # of a training
 class Preparation:
     """Work that is done once, before any pack.
 
-    Audits share it if their seeds, their files and the `identity` are equal.
+    Audits share a preparation if their seeds, their files and the `identity` are equal.
     """
 
-    parts: int  # that can be done anywhere, in any order
+    parts: int  # each can be done on any machine, in any order
     identity: Mapping[str, Any]  # options, as plain JSON
 
 
@@ -70,7 +70,7 @@ class Measured:
         utility: float64 [n, horizons] for each name of `Mechanism.measured`.
         missed: trials that failed while others did not, by their index; their scores are ignored.
             If one trial of a training is missed, all its trials are.
-        diverged: why training runs diverged, by the index of a trial; the reason of one is enough.
+        diverged: why training runs diverged, by the index of a trial; one reason is enough.
     """
 
     scores: Scores
@@ -93,7 +93,7 @@ class Measured:
 
         Args:
             runs: one or more runs with the same number of trials.
-            each: size of a block, which stays in one piece: the canaries of one training run.
+            each: trials of a block that stays in one piece: the canaries of one training run.
         """
         results = [cls.of(run) for run in runs]
 
@@ -134,7 +134,7 @@ class Session(Protocol):
         Args:
             members: bool [n], True if the canary is in.
             seed: 128-bit seed of everything random in the pack.
-            horizons: increasing steps; scores at each are those of a run that ends there.
+            horizons: increasing steps; scores at a step are those of a run that ends there.
 
         Returns:
             float64 [n, len(horizons)], higher = more "in"; NaN or inf if training diverged. Or
@@ -186,13 +186,13 @@ class Mechanism(Plugin):
 
     kind = "mechanism"
     home = "dpaudit_ray.mechanisms"
-    # Whether it computes in torch: its threads are set first, and trainers start more slowly.
+    # Whether the mechanism computes in torch: then trainers set torch's threads, and start slowly.
     uses_torch: ClassVar[bool] = True
     # Whether this package, not the user's own code, needs a trainer's GPU to be visible.
     uses_gpu: ClassVar[bool] = True
-    several_gpus: ClassVar[bool] = True  # whether one trainer can use more than one
-    # Estimators that `exact` returns; each with its label if reports draw it in addition to the
-    # estimator called "exact", else with "".
+    several_gpus: ClassVar[bool] = True  # whether one trainer can use several GPUs
+    # Estimators that `exact` returns, with their labels in reports. The label is "" if reports draw
+    # the estimator "exact" only.
     exact_estimators: ClassVar[Mapping[str, str]] = {"exact": ""}
     for_free: ClassVar[frozenset[str]] = frozenset()  # options that do not change training time
     attacked_as: ClassVar[str] = ""  # `attacks` of the adversaries that can attack it
@@ -238,7 +238,7 @@ class Mechanism(Plugin):
         return {}
 
     def with_precomputed(self, precomputed: Mapping[str, float]) -> Self:
-        """Returns a copy with the numbers of `precomputed`, which it then does not compute."""
+        """Returns a copy that has the numbers of `precomputed`, and does not compute them."""
         return self
 
     @property
@@ -281,7 +281,7 @@ class Mechanism(Plugin):
         )
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """Returns the data sets that it will load, by `Data.key`."""
+        """Returns the data sets that the mechanism will load, by `Data.key`."""
         return {}
 
     @abstractmethod
@@ -332,7 +332,7 @@ class Mechanism(Plugin):
             seed: of the sweep; everything public (initialisation, batches) derives from it.
             craft_seed: 128-bit seed of the adversary's choices.
             gpu: compute on the trainer's GPU.
-            prepared: the parts of its preparation, in order; empty if it has none.
+            prepared: the parts of its preparation, in order; empty without a preparation.
         """
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
@@ -348,8 +348,8 @@ class Mechanism(Plugin):
     ) -> Arrays:
         """Computes one part of `preparation`: arrays of numbers by name, to be stored.
 
-        It depends only on the arguments and the identity: it knows no secret bit and no other part,
-        and runs anywhere, in any order.
+        The arrays depend only on the arguments and the identity. A part knows no secret bit and no
+        other part, and may be computed on any machine, in any order.
 
         Args:
             adversary: the attack.
@@ -402,7 +402,7 @@ class Recorded(Unread, Mechanism):
         return self.trials > 0
 
     def horizons(self, record_every: int | None) -> Horizons:
-        """Returns the steps of the plan; no others can be recorded."""
+        """Returns the steps of the plan: no other steps can be recorded."""
         return self.steps
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claim:

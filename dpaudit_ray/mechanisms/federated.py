@@ -28,7 +28,7 @@ class Federated(DpSgd):
     amplification is proven: their claim is that of `fixed`, where the adversary knows who joins.
 
     `claim` is what a vendor states, in place of what accountants compute. If the trade-off curve
-    is proved to be Gaussian, (ε, δ) stand for the μ at which a Gaussian curve has them.
+    is proved to be Gaussian, (ε, δ) stand for the μ whose Gaussian curve has this ε at δ.
     """
 
     name: Literal["federated"] = "federated"  # type: ignore[assignment]

@@ -9,8 +9,8 @@ accountant.
 
     def prepare(part: int, seed: int) -> dict[str, np.ndarray]
 
-Work that is done once, if there is any. Then `train` also takes all that it returned, as
-`prepared`.
+This function, if there is one, does work that is done once. Then `train` also takes all that it
+returned, as `prepared`.
 
 A call that fails leaves its trial without a score. If more calls fail with the canary than without,
 that reveals the bit, and counts against the adversary. NaN and inf are scores: of a training that
@@ -57,15 +57,15 @@ _TRACEBACK = 2**13  # last characters of a traceback that are recorded
 class Function(Mechanism):
     """Calls the function at `path`, `package.module:name`, with `options` in every call.
 
-    `claim` is what it promises: `{epsilon: 1}`, `{epsilon: 1, delta: 1e-6}`, `{rho: 0.1}`,
-    `{mu: 0.5}`, `{laplace: 1.0, releases: 4}`, `{points: [[1, 1e-5], [2, 1e-9]]}`,
-    `{losses: [...], chances: [...]}` or `{event: "module:name"}`. Without one it is
-    `noise_multiplier` over `steps` Gaussian releases, each of which has the canary with probability
-    `sample_rate`. `curve: gaussian` states that the trade-off function of the training is Gaussian,
+    `claim` is what the function promises: `{epsilon: 1}`, `{epsilon: 1, delta: 1e-6}`,
+    `{rho: 0.1}`, `{mu: 0.5}`, `{laplace: 1.0, releases: 4}`,
+    `{points: [[1, 1e-5], [2, 1e-9]]}`, `{losses: [...], chances: [...]}` or
+    `{event: "module:name"}`. Without a `claim`, it is `noise_multiplier` over `steps` Gaussian
+    releases, each of which has the canary with probability `sample_rate`. `curve: gaussian` states that the trade-off function of the training is Gaussian,
     for some μ; each ε that is then called certified depends on that statement.
 
     `prepare`, if any, is called for each of `parts` before anything is trained, in the trainer's
-    process; the training gets a tuple of its results. Audits that state the same share them.
+    process; the training gets a tuple of its results. Audits with the same `prepare` share them.
 
     `isolated`: each trial is a child process, forked from one that has imported the installed
     packages that the module imports. A trial has no score if it takes more than `trial_seconds`,
@@ -92,12 +92,12 @@ class Function(Mechanism):
     prepare: ImportPath | None = None  # function to be called before any training
     parts: Count = 1  # number of calls of `prepare`, with part = 0, 1, ..., parts - 1
     isolated: bool = True  # each trial in a process of its own
-    trial_seconds: PositiveFloat | None = None  # limit of each; null: none
-    trial_gib: PositiveFloat | None = None  # limit of its memory; null: none
+    trial_seconds: PositiveFloat | None = None  # limit of a trial's time; null: none
+    trial_gib: PositiveFloat | None = None  # limit of a trial's memory; null: none
 
     @model_validator(mode="after")
     def _limits_need_a_process(self) -> Self:
-        """Raises SpecError for limits of trials that are no processes, and cannot be ended."""
+        """Raises SpecError for limits of trials that are not processes: these cannot be ended."""
         for key in ("trial_seconds", "trial_gib"):
             limit = getattr(self, key)
             if limit is not None and not self.isolated:
@@ -238,11 +238,11 @@ class TrialByTrial:
         seed: int,
         horizons: Horizons,
     ) -> Scores | Measured:
-        """Runs the trials one by one, each with its own seed; a failed one is NaN and `missed`.
+        """Runs the trials one by one, each with its own seed; a failed trial is NaN and `missed`.
 
         Args:
             members: bool [n], True if the canary is in.
-            seed: 128 bits, from which those of trials are derived.
+            seed: 128 bits, from which the seeds of trials are derived.
             horizons: the last step only.
         """
         scores = np.full((len(members), 1), np.nan)
@@ -278,7 +278,7 @@ class IsolatedTrials:
         gpu: bool,
     ) -> None:
         """Makes the sandbox, and the file of prepared arrays that its processes read."""
-        # Without this, a module that asks whether there is a GPU leaves none to forked processes.
+        # Without this variable, a module that asks for a GPU leaves none to forked processes.
         environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
         preload = (isolated_trial.__name__, *preloaded(path.partition(":")[0]))
         self._limits = limits
@@ -306,7 +306,7 @@ class IsolatedTrials:
         request = self._request | {"member": member, "seed": seed}
         try:
             ended = self._sandbox.call(target, request, self._limits)
-        except ClusterError:  # the process that children are forked from died: once, by the machine
+        except ClusterError:  # the process that forks children died: perhaps the machine ended it
             ended = self._sandbox.call(target, request, self._limits)
         if ended.how == "returned":
             return float(ended.value)
@@ -319,7 +319,7 @@ class IsolatedTrials:
 def preloaded(module: str) -> tuple[str, ...]:
     """Returns the installed modules that a user's module needs, to import before processes fork.
 
-    The user's own modules are not among them: if they start threads, these would not fork.
+    The user's own modules are not among them: threads that they start would not be forked.
     """
     names = imports.installed_imports(imports.source_closure([module]))
     packages = {name.partition(".")[0] for name in names}

@@ -1,7 +1,7 @@
 """The child process of one isolated trial of the `function` mechanism.
 
-It is forked from a process that has done the slow imports. The user's module is imported here, so
-trials share none of its threads and state.
+The process is forked from one that has done the slow imports. It imports the user's module itself,
+so trials share none of the module's threads and state.
 """
 
 import importlib

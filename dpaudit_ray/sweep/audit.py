@@ -24,7 +24,7 @@ T = TypeVar("T", bound=Any)
 
 
 class EstimatorSpec(Strict):
-    """An estimator, by name or `package.module:Class`, with the options that its class has."""
+    """An estimator, by name or `package.module:Class`, with options of its class."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
@@ -80,7 +80,7 @@ class EstimatorSpec(Strict):
 
     @property
     def unimported(self) -> bool:
-        """Whether it is a user-defined class that was not imported, since a run is only read."""
+        """Whether it is a user-defined class whose run is only read, so that it is not imported."""
         return imports.stays_unimported(self.name)
 
     @property
@@ -90,7 +90,7 @@ class EstimatorSpec(Strict):
 
 
 class StopWhen(Strict):
-    """Rules that end an audit, by time-uniform bounds after each pack; the first one counts."""
+    """Rules that end an audit, by time-uniform bounds after each pack; the first one met counts."""
 
     verdict: bool = False  # once the trials refute the claim, at the level of `dpaudit verify`
     within: OpenShare | None = None  # once ε ≥ (1 - within) claim
@@ -108,7 +108,7 @@ class AuditSpec(Strict):
     trials: int = Field(ge=1, le=100_000_000)  # trainings, or canaries of all trainings
     delta: float = Field(ge=0, lt=1)  # δ of claims and bounds; below 1 / N, 0 for pure ε
     confidence: OpenShare = 0.95  # of each lower bound
-    record_every: Count | None = None  # judge as if training ended after each
+    record_every: Count | None = None  # steps between recorded ones; each is judged as if the last
     # of lower bounds
     estimators: list[EstimatorSpec] = Field(
         default_factory=lambda: [EstimatorSpec(name="accuracy")], min_length=1
@@ -149,7 +149,7 @@ class AuditSpec(Strict):
 
     @property
     def named_modules(self) -> set[str]:
-        """User modules that its estimators and accountants come from."""
+        """The user's modules that define its estimators and accountants."""
         names = [*self.accountants, *(estimator.name for estimator in self.estimators)]
         return {name.partition(":")[0] for name in names if ":" in name}
 

@@ -19,7 +19,7 @@ from ..stats.budget import Budget
 from .audit import AuditSpec, EstimatorSpec
 from .grid import LABEL_SEPARATOR
 
-CANARY = "canary "  # before the number of a drawn one, in labels
+CANARY = "canary "  # before the number of a drawn canary, in labels
 MAX_HORIZONS = 10_000  # steps whose scores are recorded, per audit
 
 
@@ -39,7 +39,7 @@ class Cell(Strict):
 
     @model_validator(mode="after")
     def _check_scores(self) -> Self:
-        """Raises SpecError for estimators that cannot judge the scores, and for partial runs."""
+        """Raises SpecError for estimators that cannot judge the scores, and for incomplete runs."""
         if self.audit.paired and (self.adversary.one_run or not self.sampled):
             runs = "one training run" if self.adversary.one_run else "no training runs"
             raise SpecError(
@@ -77,7 +77,7 @@ class Cell(Strict):
         return SpecError(key, f"{estimator.name} takes {needs} choose another estimator: {names}")
 
     def _can_judge(self, method: type[stats.Estimator]) -> bool:
-        """Returns whether an estimator takes scores that depend on each other as these do."""
+        """Returns whether an estimator takes scores with the dependence of this audit's."""
         if self.audit.paired or method.by_pair:
             return self.audit.paired and method.by_run
         if self.independent:
@@ -118,7 +118,7 @@ class Cell(Strict):
 
     @property
     def unimported(self) -> bool:
-        """Whether one of its classes was not imported, but read as data."""
+        """Whether a class of the audit was not imported, but read as data."""
         return any(isinstance(part, Unread) for part in self.parts)
 
     @property
@@ -146,11 +146,11 @@ class Cell(Strict):
         return digest(identity)
 
     def claimed(self, step: int | None = None) -> Claim:
-        """Returns what is claimed after a step; None stands for the last one."""
+        """Returns what is claimed after a step; None stands for the last step."""
         return self.mechanism.claimed(self.adversary, step or self.horizons[-1])
 
     def trade_off(self, step: int | None = None) -> stats.TradeOff:
-        """Returns the known trade-off function after a step; None stands for the last one."""
+        """Returns the known trade-off function after a step; None stands for the last step."""
         return self.mechanism.trade_off(self.adversary, step or self.horizons[-1])
 
     def one_per_canary(self) -> Iterator[Self]:

@@ -16,14 +16,14 @@ from pydantic import (
 
 from ..plugins import Strict
 
-_UNITS = 10_000  # Ray counts in parts of a resource that are this small
-_MOST = 10**6  # most of a resource that may be asked for; no node has as much
+_UNITS = 10_000  # parts of a resource in which Ray counts
+_MOST = 10**6  # units of a resource; no node has as many
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABELS = rf"!?({_LABEL}|(in)?\({_LABEL}(, ?{_LABEL})*\))"
 
 
 def _amount(value: float) -> float:
-    """Returns an amount of a resource that Ray can count, else raises ValueError."""
+    """Returns an amount of a resource. Raises ValueError if Ray cannot count it."""
     if abs(value) > _MOST:
         raise ValueError(f"must be at most {_MOST:,}")
     if abs(value * _UNITS - round(value * _UNITS)) > 1e-6:

@@ -39,7 +39,7 @@ class Option:
     """An option of a name; a required one has no default."""
 
     name: str
-    takes: str  # its possible values, in words
+    takes: str  # the possible values, in words
     default: Any = None
     required: bool = False
 
@@ -49,7 +49,7 @@ class Entry:
     """A name, and the options of its class."""
 
     name: str
-    line: str  # the first of the class's docstring
+    line: str  # the first line of the class's docstring
     text: str  # all of the docstring
     options: tuple[Option, ...]
 
@@ -65,7 +65,7 @@ def entries(kind: str) -> list[Entry]:
             listed.append(_entry(name, type(accountant), []))
     else:
         for name, cls in plugins.registry(_base(kind)).items():
-            # It builds objects of these subclasses for some of its options.
+            # For some options, the class builds objects of these subclasses.
             variants = [child for child in cls.__subclasses__() if child.is_variant]
             listed.append(_entry(name, cls, [cls, *variants]))
     return sorted(listed, key=lambda entry: entry.name)
@@ -83,7 +83,7 @@ def _entry(
 ) -> Entry:
     """Describes a class by its docstring, and by the fields of `models`.
 
-    An option is listed once. If models take different kinds of values, it has all of them.
+    An option of several models is listed once, with all the kinds of values that they take.
     """
     options: dict[str, Option] = {}
     for model in models:
@@ -97,7 +97,7 @@ def _entry(
             if option.takes != first.takes:
                 both = f"{first.takes} | {option.takes}"
                 options[key] = replace(first, takes=both)
-    options.pop("name", None)  # it chooses the class, and is no option of it
+    options.pop("name", None)  # the name chooses the class, and is not an option of it
     text = inspect.getdoc(cls) or ""
     first_line = text.partition("\n")[0]
     return Entry(name, first_line, text, tuple(options.values()))

@@ -29,7 +29,7 @@ _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 
 
 class _Loader(yaml.SafeLoader):
-    """Bounds aliases and numbers, and refuses repeated keys, of which YAML keeps the last."""
+    """Bounds aliases and numbers, and refuses a repeated key, where YAML keeps its last value."""
 
     def __init__(self, text: str, source: str) -> None:
         """Takes a file's text, and its name for messages."""
@@ -153,11 +153,11 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
     """Reads a sweep file.
 
     Args:
-        text: its content.
-        source: its path, for messages.
+        text: content of the file.
+        source: path of the file, for messages.
 
     Raises:
-        SpecError: it is not YAML, or not a mapping, or has a key twice.
+        SpecError: the file is not YAML, or not a mapping, or has a key twice.
     """
     if source.endswith(".py"):
         raise SpecError("", f"{source} is a script: `dpaudit audit {source}:FUNCTION` audits it")

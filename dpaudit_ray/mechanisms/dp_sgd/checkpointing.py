@@ -25,14 +25,14 @@ class PackCheckpoints:
     checkpoint is due.
 
     Args:
-        checkpoints: where they are stored; None if they are not.
+        checkpoints: where checkpoints are stored; None if they are not.
         trainer: description of engine and device; a checkpoint of another trainer is ignored.
-        canary: of the pack.
-        observer: of the adversary, if it has one.
+        canary: canary of the pack.
+        observer: observer of the adversary, if there is one.
 
     Attributes:
         step: last step of the checkpoint that training continues from, or 0.
-        recorded: its arrays, by name; to be read before `begin`.
+        recorded: arrays of that checkpoint, by name; to be read before `begin`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PackCheckpoints:
         self._checkpoints = checkpoints
         self._observer = observer if isinstance(observer, SavedObserver) else None
         self._trainer = np.frombuffer(trainer.encode(), dtype=np.uint8)
-        self._steps: Steps | None = None  # the engine's, from `begin` on
+        self._steps: Steps | None = None  # the engine, from `begin` on
         self._hindrance = ""  # why the pack cannot be saved
         if isinstance(canary, ChangingCanary) and not canary.memoryless:
             name = type(canary).__name__
@@ -77,7 +77,7 @@ class PackCheckpoints:
 
         Args:
             step: number of the last step.
-            theta: models after it, float [n, p].
+            theta: models after this step, float [n, p].
             recorded: scores and measures so far, by name.
         """
         if self._checkpoints is None or self._steps is None or not self._checkpoints.due:

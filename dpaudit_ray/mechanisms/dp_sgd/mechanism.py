@@ -39,7 +39,7 @@ class DpSgd(Recipe, Mechanism):
     for each example, [N].
 
     The batches of the other records are drawn once for a sweep and known to the adversary.
-    `epsilon` at `delta`, by `accountant`, stands for the noise multiplier whose claim it is over
+    `epsilon` at `delta`, by `accountant`, stands for the noise multiplier that has this claim over
     all steps. `augmentations` is the number of random crops, mirrored or not, of each image in each
     step; their gradients are averaged and then clipped. A canary's example is not augmented.
     Records that are `held_out`, or in reserve (`reserved`), are not trained on.
@@ -73,8 +73,8 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def default_accountant(self) -> str:
-        """Returns `allocation` for balls and bins, whose amplification it proves."""
-        claim = getattr(self.sampling, "claim", None)  # a sampler that is not imported has none
+        """Returns `allocation` for balls and bins: this accountant proves their amplification."""
+        claim = getattr(self.sampling, "claim", None)  # None for a sampler that is not imported
         if claim is Sampling.BALLS_AND_BINS and not self.sampling.in_known_steps:
             return "allocation"
         return super().default_accountant
@@ -93,7 +93,7 @@ class DpSgd(Recipe, Mechanism):
         return self.measures
 
     def for_audit(self, delta: float, accountant: str) -> Self:
-        """Returns a copy in which `epsilon` has a δ and an accountant: its own, or the audit's."""
+        """Returns a copy in which `epsilon` has a δ and an accountant: as set, or the audit's."""
         if self.epsilon is None:
             return self
         claim = {"delta": self.delta or delta, "accountant": self.accountant or accountant}
@@ -236,8 +236,8 @@ class DpSgd(Recipe, Mechanism):
         """Loads the data and draws everything public about the training: θ_0 and batches.
 
         Args:
-            seed: of the sweep.
-            gpu: compute on the trainer's GPU.
+            seed: seed of the sweep.
+            gpu: whether to compute on the trainer's GPU.
         """
         from .training import DpSgdTraining
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Matrix = NDArray[np.float64]
-_MOST_STEPS = 4096  # for which C takes 128 MiB
+_MOST_STEPS = 4096  # C then takes 128 MiB
 
 
 class Noise(Plugin):
@@ -48,7 +48,7 @@ class Noise(Plugin):
 
         Args:
             normals: z_t, float [n, p], changed in place.
-            number: of the step, t, from 1.
+            number: number t of the step, from 1.
             state: what this method stores for later steps; empty at the first one.
         """
 
@@ -117,8 +117,8 @@ def _sensitivities(noise: Correlated, steps: int, separation: int) -> Matrix:
     (`Correlated.sensitivity`).
 
     Args:
-        noise: has the strategy C.
-        steps: of the training.
+        noise: the noise, with its strategy C.
+        steps: number of steps of the training.
         separation: steps from one participation of a record to the next.
     """
     strategy = np.abs(noise.strategy(steps))
@@ -201,7 +201,7 @@ class Banded(Toeplitz):
     def correlate(self, normals: "Tensor", number: int, state: State) -> None:
         """Solves for n_t = z_t - c_1 n_(t-1) - c_2 n_(t-2) - ..., as c_0 = 1."""
         band = self._band
-        remembered = len(band) - 1  # steps; the noise of the oldest one is overwritten
+        remembered = len(band) - 1  # steps; the noise of the oldest step is overwritten
         for lag, coefficient in enumerate(band[1:number], start=1):  # no step is before the first
             earlier = state[f"{(number - lag) % remembered}"]
             normals.sub_(earlier, alpha=coefficient)
@@ -271,10 +271,10 @@ class Tree(Correlated):
     def correlate(self, normals: "Tensor", number: int, state: State) -> None:
         """Makes S_t - S_(t-1) of the normals z_t, in place.
 
-        S_t is z_t plus the sum of its parent t - low(t), if that is above 0. The state has, by
-        lowest set bit, the newest sum whose number has it. The sums of t's parent and of t - 1 are
-        both there: no number between them and t has the same lowest bit. Arguments are those of
-        `Noise.correlate`.
+        S_t is z_t plus the sum of the parent t - low(t), if the parent is above 0. The state has,
+        for each bit, the newest sum whose number has it as its lowest set bit. So it has the sums
+        of the parent and of t - 1: no number between either and t has the same lowest set bit.
+        Arguments are those of `Noise.correlate`.
         """
         previous = number - 1
         parent = number & previous  # without the lowest set bit, which is number & -number

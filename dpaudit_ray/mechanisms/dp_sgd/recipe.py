@@ -35,10 +35,10 @@ from .sampling import Fixed, Sampler, Sizes
 from .units import Group, Record, Unit
 from .updates import Constant, Optimizer, Schedule, Sgd
 
-_LARGEST = 1e6  # noise multiplier; above it, nothing of a gradient remains
-_DIGITS = 6  # of a noise multiplier; accountants of different versions agree to more
+_LARGEST = 1e6  # noise multiplier; more noise leaves nothing of a gradient
+_DIGITS = 6  # of a noise multiplier; versions of an accountant agree in more digits
 _ITERATIONS = 50  # a few are enough, except for accountants that jump
-_EXAMPLES_TRIED = 64  # at least, when a model is checked
+_EXAMPLES_TRIED = 64  # examples at least on which a model is checked
 _NoneIsInfinite = BeforeValidator(lambda raw: math.inf if raw is None else raw)
 
 
@@ -189,7 +189,7 @@ class Recipe(Strict):
 
     @property
     def deviation(self) -> float:
-        """Deviation of the normals that noise is made of, over C: σ if it is independent."""
+        """Deviation of the normals that noise is made of, over C; σ for independent noise."""
         return self.multiplier * self.noise.scale(self.steps)
 
     @property
@@ -203,7 +203,7 @@ class Recipe(Strict):
 
     @property
     def sizes(self) -> Sizes:
-        """N, for which the data are loaded, and |B|. Raises SpecError unless |B| ≤ N."""
+        """N, which is counted in the loaded data, and |B|. Raises SpecError unless |B| ≤ N."""
         total = len(self.data.load().y)
         size = self.trained_records(total) // self.unit.size
         if self.batch_size > size:
@@ -332,8 +332,8 @@ class Recipe(Strict):
         """Raises SpecError if a shadow model cannot be trained on the records of `plan`.
 
         Args:
-            plan: names the shadows' data, if they are not in reserve.
-            private: the data of this recipe, of which no record may be among the shadows'.
+            plan: names the shadows' data, unless records in reserve are used.
+            private: the data of this recipe; shadows may have none of its records.
             reserved: number of records in reserve.
         """
         key = "mechanism.reserved"
@@ -380,7 +380,7 @@ class Recipe(Strict):
     def check_model(self, data: Dataset) -> int:
         """Builds the model and finds how it can be packed; returns its number of parameters.
 
-        A batch of examples, or more if it is small, goes through the model together. Raises
+        A batch of examples, or more if the batch is small, goes through the model together. Raises
         SpecError for a network, or a loss, that cannot be audited or does not fit the data.
         """
         import torch
@@ -451,14 +451,14 @@ def calibrate_noise(
 ) -> float:
     """Returns a noise multiplier whose claim is at most ε, rounded up to six digits.
 
-    With the Gaussian accountant it is the smallest one. With others the claim is at most 0.01, and
-    at most 1 %, below ε. It is found by secants in log σ, as one query may take seconds.
+    With the Gaussian accountant it is the smallest such multiplier. With others, its claim lies at
+    most 0.01, and at most 1 %, below ε. Secants in log σ find it, as a query may take seconds.
 
     Args:
         epsilon: ε of the claim.
         delta: δ of the claim.
-        accountant: name of the accountant that claims it.
-        steps: of the training.
+        accountant: name of the accountant of the claim.
+        steps: number of steps of the training.
         rate: probability that a step has a record.
         sampling: how records are sampled.
 
@@ -512,8 +512,8 @@ def check_like(
     Args:
         data: the data of the mechanism.
         other: the data to check.
-        key: option that names it.
-        name: its name.
+        key: option that names this data.
+        name: name of this data.
     """
     shape = data.x.shape[1:]
     other_shape = other.x.shape[1:]

@@ -46,7 +46,7 @@ from .units import GroupedModel
 from .updates import Constant
 
 _START = "start"  # name of θ_0 among stored arrays, if the adversary chooses it
-_NUMBERS = 1 << 24  # parameters of the models that are computed at once: 64 MiB of float32
+_MOST_NUMBERS = 1 << 24  # parameters of models that are computed at once: 64 MiB of float32
 _TOLERANCE = 1e-3  # of torch.func's gradient against autograd's, relative to its largest entry
 
 
@@ -139,7 +139,7 @@ class PublicView:
 
     def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Implements `PublicKnowledge.own_gradients`."""
-        return self._of_each_model(self._gradient, theta, x, y)
+        return self._map_models(self._gradient, theta, x, y)
 
     def look_ahead(
         self,
@@ -167,9 +167,9 @@ class PublicView:
 
             return cast(Tensor, grad(query_loss)(example))
 
-        return self._of_each_model(gradient_by_example, theta, x, y)
+        return self._map_models(gradient_by_example, theta, x, y)
 
-    def _of_each_model(
+    def _map_models(
         self,
         function: Callable[..., Tensor],
         theta: Tensor,
@@ -181,15 +181,15 @@ class PublicView:
         Args:
             function: takes θ [p], x [...] and y [] of one model.
             theta: models, float [n, p].
-            x: an example for each, [n, ...].
-            y: their labels, [n].
+            x: an example for each model, [n, ...].
+            y: labels of these examples, [n].
         """
         if not self._is_checked:
             self._check(x[:1], y[:1])
             self._is_checked = True
         results = [
             vmap(function)(theta[models], x[models], y[models])
-            for models in slices(len(theta), max(1, _NUMBERS // theta.shape[1]))
+            for models in slices(len(theta), max(1, _MOST_NUMBERS // theta.shape[1]))
         ]
         return torch.cat(results).detach()
 
@@ -241,8 +241,8 @@ def open_session(
 
     Args:
         training: the public part of the training.
-        adversary: who attacks.
-        seed: of the adversary's choices.
+        adversary: the adversary.
+        seed: seed of the adversary's choices.
         prepared: the stored canary, or all packs of shadows; empty if nothing is prepared.
     """
     if adversary.frozen:
@@ -268,7 +268,7 @@ def _with_stored_canary(
 
     Args:
         training: the public part of the training.
-        adversary: whose canary it is.
+        adversary: the adversary that crafted the canary.
         stored: tensors of the canary by name, and θ_0 if the adversary chose it.
     """
     device = training.initial.device
@@ -289,8 +289,8 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
 
     Args:
         training: the public part of the training.
-        adversary: who crafts.
-        seed: of the adversary's choices.
+        adversary: the adversary that crafts.
+        seed: seed of its choices.
     """
     session = DpSgdSession.craft(training, cast(CanaryAdversary[Any], adversary), seed)
     canary = session.canary
@@ -314,10 +314,10 @@ def train_shadows(
     """Trains one pack of shadows; returns their final models: theta, float [at most 16, p].
 
     Args:
-        training: the audited one, whose options shadows have, too.
+        training: the audited training, whose options shadows have, too.
         plan: the data and the number of shadows.
         part: number of the pack, from 0.
-        seed: of the pack.
+        seed: seed of the pack.
     """
     x, y = _shadow_records(training, plan)
     elsewhere = training.elsewhere(x, y, derive("shadow batches", seed))
@@ -409,7 +409,7 @@ class DpSgdSession(ResumableSession):
         bits = torch.from_numpy(members).to(training.initial)
         if canaries > 1:
             bits = bits.view(-1, canaries)
-        inside = bits  # of each model and canary
+        inside = bits  # whether each canary is in each model
         if adversary.replaces:  # one canary of each pair is in: m for bit 1, then m for bit 0
             rows = bits.view(len(bits), -1)
             inside = torch.cat([rows, 1 - rows], dim=1)
@@ -449,7 +449,7 @@ class DpSgdSession(ResumableSession):
         return Measured(scores, record, diverged={trial: reason})
 
     def _copied_canary(self) -> Canary:
-        """Returns a copy of the canary: scorers may change theirs in place."""
+        """Returns a copy of the canary, since scorers may change a canary in place."""
         if isinstance(self.canary, ChangingCanary):
             return self.canary
         copies: dict[str, Any] = {}
@@ -469,7 +469,7 @@ class DpSgdSession(ResumableSession):
 
         Args:
             inside: as of `DpSgdTraining.run`.
-            seed: of the pack.
+            seed: seed of the pack.
             model: row of the model.
             steps: of the training.
 

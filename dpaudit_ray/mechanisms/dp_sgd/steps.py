@@ -35,9 +35,9 @@ from .units import GroupedModel
 from .updates import Noisy, State
 
 Array = NDArray[Any]
-_LARGE = 1 << 16  # numbers whose noise takes half a millisecond: it is drawn on another thread
-_LARGEST = 1e15  # entry of a crafted example: squares and their sums must not overflow
-_LARGEST_NORM = 1e30  # stands for no clipping: Opacus multiplies it by a noise of 0
+_LARGE = 1 << 16  # numbers; their noise takes half a millisecond, so another thread draws it
+_LARGEST = 1e15  # of the entries of a crafted example: sums of squares must not overflow
+_LARGEST_NORM = 1e30  # stands for no clipping, as Opacus multiplies the norm by a noise of 0
 _OPTIMIZER = "optimizer."  # prefix of an optimizer's moments among the names of a state
 _NOISE = "noise."  # prefix of what correlated noise remembers
 
@@ -50,7 +50,8 @@ class Inserted:
         canary: what joins the sums of these models.
         inside: 1 if the model has it, else 0: [n], or [n, m] for each of m examples or directions.
             On the CPU, as a step that reads bits from a GPU would wait for it.
-        weights: of the batch's records [n, B], 0 for private records that are out; else None.
+        weights: weights of the batch's records [n, B], 0 for private records that are out; None
+            for other canaries.
     """
 
     canary: GradientCanary | SampleCanary
@@ -105,8 +106,8 @@ def summed(directions: Tensor, inside: Tensor) -> Tensor:
 class Insertion:
     """The schedule of a canary in one training run of n models.
 
-    It joins a model at each step t with t ≡ `offset` modulo `period`, if the model's bit and the
-    step's coin are 1.
+    The canary joins a model at each step t with t ≡ `offset` modulo `period`, if the model's bit
+    and the step's coin are 1.
     """
 
     canary: Canary
@@ -119,11 +120,11 @@ class Insertion:
     def at(self, step: int, theta: Tensor) -> Inserted | None:
         """Returns the canary that joins models at a step, if any.
 
-        It must be called for every step, in order: it draws the step's random bits.
+        The method must be called for every step, in order: it draws the step's random bits.
 
         Args:
-            step: its number, from 1.
-            theta: the models before it, float [n, p].
+            step: number of the step, from 1.
+            theta: the models before the step, float [n, p].
         """
         coins = next(self.coins)
         canary = self.canary
@@ -144,20 +145,20 @@ class Insertion:
 
         Args:
             canary: crafted anew at each step.
-            step: its number, from 1.
+            step: number of the step, from 1.
             theta: models before the step, float [n, p].
             coins: whether each model samples the canary, bool [n] or [n, m].
         """
         has_one_bit = self.inside.dim() == 1
         for_sampled = canary.memoryless and has_one_bit and not coins.all()
-        rows: Any = slice(None)  # models that it is crafted for: all
+        rows: Any = slice(None)  # models that the canary is crafted for: all
         if for_sampled:
             rows = copied_to(torch.from_numpy(np.flatnonzero(coins)), theta.device)
         crafted = canary.at(step, theta[rows].clone())
         bits = 1 if has_one_bit else self.inside.shape[1]
         check_claim(crafted, theta.shape[1], self.clip_norm, bits)
         if for_sampled and isinstance(crafted, GradientCanary) and crafted.direction.dim() > 1:
-            directions = torch.zeros_like(theta)  # those of other models are not used
+            directions = torch.zeros_like(theta)  # the rows of other models are not used
             directions[rows] = crafted.direction
             return GradientCanary(directions)
         return crafted
@@ -166,7 +167,7 @@ class Insertion:
     def _into_all_models(self) -> Inserted:
         """The insertion at steps at which every model samples the canary.
 
-        It is one object for all these steps, so `Inserted` finds the models with a canary once.
+        All these steps share one object, so `Inserted` finds the models with a canary once.
         """
         assert not isinstance(self.canary, ChangingCanary)
         return Inserted(self.canary, self.inside)
@@ -181,8 +182,8 @@ def check_claim(
     """Raises SpecError for a canary that breaks the claim.
 
     Args:
-        canary: not checked if it is changing: each of its steps is.
-        parameters: of the model.
+        canary: the canary; a changing one is not checked here, but at each step.
+        parameters: number of parameters of the model.
         clip_norm: C, the largest norm of a gradient.
         bits: secret bits of each model, each for one canary.
     """
@@ -276,8 +277,8 @@ class PackedSteps:
         Args:
             recipe: options of the training.
             model: computes clipped sums.
-            seed: of the noise of the whole pack.
-            device: of parameters and examples.
+            seed: seed of the noise of the pack.
+            device: device of parameters and examples.
         """
         self._recipe = recipe
         self._model = model
@@ -285,7 +286,7 @@ class PackedSteps:
         self._generator = noise_source(seed, device)
         self._update: Tensor | None = None  # noisy sums [n, p], allocated by the first step
         self._state: State = {}  # of the optimizer
-        self._earlier_noise: State = {}  # what correlated noise needs of it
+        self._earlier_noise: State = {}  # what correlated noise needs of earlier steps
         self._deviation = recipe.deviation  # of the noise, over C
         self._steps_done = 0
 
@@ -312,8 +313,8 @@ class PackedSteps:
         if self._update is None:
             self._update = torch.empty_like(theta)
         update = self._update
-        # `update` begins as noise, drawn while the first gradients are computed; then these are
-        # added. It is drawn for the whole pack: how gradients are split cannot change it.
+        # `update` begins as noise, which is drawn while the first gradients are computed; then
+        # gradients are added. Noise is drawn for the pack at once: parts cannot change it.
         is_worth_a_thread = update.device.type == "cpu" and update.numel() >= _LARGE
         wait_for_noise = start_in_background(partial(self._draw, update), is_worth_a_thread)
         weights = None if inserted is None else inserted.weights
@@ -323,7 +324,7 @@ class PackedSteps:
             sums = compute(theta, x[part], y[part], recipe.clip_norm, **options)
             wait_for_noise()
             update += sums
-        wait_for_noise()  # an empty batch has no parts; a second call returns at once
+        wait_for_noise()  # again, for an empty batch, which has no parts
         if inserted is not None and weights is None:
             self._insert(update, theta, inserted)
         self._steps_done += 1
@@ -333,7 +334,7 @@ class PackedSteps:
         return update
 
     def _draw(self, update: Tensor) -> None:
-        """Fills `update` with the noise of one step, or with zeros if it has no noise."""
+        """Fills `update` with the noise of one step; with zeros if there is no noise."""
         if self._deviation == 0:
             update.zero_()
             return
@@ -390,8 +391,8 @@ class PackedSteps:
         """Continues from what `state` returned after `steps_done` steps.
 
         Raises:
-            KeyError: another engine returned it, or one with another generator: the state of this
-                generator is missing.
+            KeyError: an engine with another generator returned the state, so that the state of
+                this generator is missing.
         """
         self._generator.restore(state)
         self._steps_done = steps_done
@@ -418,9 +419,9 @@ class OpacusSteps:
         Args:
             recipe: options of the training.
             module: the network, which is copied.
-            seed: of the noise of all models, one after another.
-            device: of parameters and examples.
-            loss: of each example.
+            seed: seed of the noise of all models, one after another.
+            device: device of parameters and examples.
+            loss: the loss of each example.
 
         Raises:
             SpecError: Opacus does not take the network.
@@ -571,7 +572,7 @@ Steps = PackedSteps | OpacusSteps  # an engine that trains one pack, from its fi
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:
-    """Returns a tensor with a copy of these numbers, aligned by torch: last bits depend on that."""
+    """Returns a tensor with a copy of these numbers. Torch aligns it: last bits depend on that."""
     return torch.tensor(np.array(array), device=device)
 
 

@@ -129,17 +129,17 @@ class DpSgdTraining:
     Attributes:
         recipe: the options, with their noise multiplier.
         module: the network, which lends its structure.
-        model: the same, packed.
+        model: the network, packed.
         initial: θ_0 [p]; zeros if every trial draws its own.
         x: examples [N, ...], or users or clients [N, records, ...].
         y: targets [N], or [N, records].
-        batches: of the other records, at each of T steps: indices [any number].
+        batches: indices of the other records at each of T steps, [any number] each.
         classes: number of classes.
-        loaded: returns other data as the model takes them.
+        loaded: function that returns other data as the model takes them.
         held_out: x [m, ...] and y [m] to measure models on.
         reserved: x [m, ...] and y [m] that only adversaries have.
-        shadows: models [s, p] that an adversary trained on these.
-        views_seed: of augmentations.
+        shadows: models [s, p] that an adversary trained on reserved records.
+        views_seed: seed of augmentations.
     """
 
     recipe: Recipe
@@ -168,9 +168,9 @@ class DpSgdTraining:
 
         Args:
             recipe: the options, with their noise multiplier.
-            seed: of the sweep.
-            gpu: compute on the trainer's GPU.
-            dtype: of parameters and examples.
+            seed: seed of the sweep.
+            gpu: whether to compute on the trainer's GPU.
+            dtype: dtype of parameters and examples.
         """
         device = gpu_settings.device(gpu)
         if gpu:
@@ -334,13 +334,13 @@ class DpSgdTraining:
     ) -> Iterator[Tensor]:
         """Trains models; yields them as θ [n, p] before the first step and after each one.
 
-        Every yield has the same tensor, which the next step changes in place. The first one has
-        θ_0, or the models of a checkpoint.
+        Every yield is the same tensor, which the next step changes in place. At first it has θ_0,
+        or the models of a checkpoint.
 
         Args:
             inside: 1 if the canary is in, else 0: [n], or [n, m] for each of m canaries.
-            seed: of the pack: its noise and the canary's coins.
-            canary: joins the sum, or the batch, at steps that it is sampled in; None for none.
+            seed: seed of the pack: of its noise and the canary's coins.
+            canary: joins the sum, or the batch, at steps in which it is sampled; None for none.
             period: the canary may join every `period`-th step, see `Insertion`.
             watch: called at every step, with tensors that do not change later.
             checkpoints: where to save the pack; training starts from `checkpoints.step`.
@@ -376,11 +376,12 @@ class DpSgdTraining:
     ) -> Callable[[int, Tensor], Inserted | None]:
         """Returns a function of a step and θ before it: which canary joins which models.
 
-        It must be called for each step after `steps_done`, in order. Arguments are those of `run`.
+        The function must be called for each step after `steps_done`, in order. Arguments are those
+        of `run`.
         """
         if canary is None:
             return lambda step, theta: None
-        if isinstance(canary, RecordCanary):  # batches have its records, and weigh them by bits
+        if isinstance(canary, RecordCanary):  # batches have the canary's records, weighed by bits
             weights = inside.new_ones(len(inside), self.examples)
             weights[:, canary.indices] = inside
             return lambda step, theta: Inserted(canary, inside, weights[:, self.batches[step - 1]])
@@ -429,9 +430,9 @@ class DpSgdTraining:
         """Returns a clause on what is not finite in a step of a model.
 
         Args:
-            row: its parameters before the step [p].
+            row: the model's parameters before the step [p].
             step: number of the step.
-            canary: what may join the batch.
+            canary: the canary that may join the batch.
         """
         largest = float(row.abs().max())
         cause = f", with parameters of up to {largest:.0e}" if largest > _LARGE else ""
@@ -468,8 +469,8 @@ def _features(
     Args:
         data: examples.
         body: frozen layers before the trained ones; None without any.
-        device: of the result.
-        dtype: of the result.
+        device: device of the result.
+        dtype: dtype of the result.
     """
     with warnings.catch_warnings():  # shared memory is read-only, and nothing here writes to it
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
@@ -494,8 +495,8 @@ def _choose_packing(
     Args:
         packed: the model.
         recipe: options of the training.
-        batches: indices of all steps.
-        records: all that is trained on, x [N, ...] and y [N].
+        batches: indices of records at each step.
+        records: all records that are trained on, x [N, ...] and y [N].
     """
     largest = max(recipe.batch_size, *map(len, batches))
     largest = min(largest, recipe.physical_batch_size or largest)

@@ -66,7 +66,7 @@ class Unit(Plugin):
         return theta
 
     def model(self, packed: "PackedModel", recipe: Server) -> "PackedModel | GroupedModel":
-        """Returns what sums up the clipped gradients of units."""
+        """Returns the model that sums up the clipped gradients of units."""
         return packed
 
     def check(self, recipe: Server) -> None:
@@ -89,7 +89,7 @@ class Group(Unit):
     Subclasses state what a unit sends, by `update`.
     """
 
-    records: Count  # of each
+    records: Count  # of each unit
 
     @property
     def size(self) -> int:
@@ -111,8 +111,8 @@ class Group(Unit):
         Args:
             model: computes gradients of records.
             theta: parameters, float [n, p].
-            x: features of its records [records, ...].
-            y: their labels [records].
+            x: features of the unit's records [records, ...].
+            y: labels of these records [records].
         """
 
     def contribution(
@@ -122,7 +122,7 @@ class Group(Unit):
 
         Args:
             recipe: the training.
-            update: of one unit to each model, float [n, p].
+            update: what one unit sends to each model, float [n, p].
             theta: models before the step, with all coordinates.
             clip_norm: C, or infinity.
         """

@@ -34,14 +34,14 @@ ORDER = 12  # nodes per panel
 REACH = 14.0  # standard deviations of noise that are covered: e^-98 lies outside
 MAX_ENTRIES = 40_000_000  # of the transition matrix: 1 GB while it is built
 
-RAREST = 1e-20  # error rates below are ignored: noise that far out is not covered
+RAREST = 1e-20  # error rate; rarer errors are ignored, as noise that far out is not covered
 _FLOOR = 1e-300
 _ROOT_2_PI = math.sqrt(2 * math.pi)
 _LEVEL = 1e-10  # differences in μ that are rounding
 
 TUNED_AT = 1e-5  # δ at which widths are compared
 _RATES = np.arange(1, 20) / 20  # false-positive rates whose thresholds are tried
-_SPACING = math.log(2) / 2  # of the logarithms of widths that are tried
+_SPACING = math.log(2) / 2  # between logarithms of widths that are tried
 
 _NODES, _WEIGHTS = legendre.leggauss(ORDER)  # on [-1, 1]
 _AT_LEFT = (-1.0) ** np.arange(ORDER + 1)  # Legendre polynomials at -1; all are 1 at 1
@@ -207,7 +207,7 @@ class Power:
     Attributes:
         epsilon: the true ε at δ.
         mu: the largest μ of tests "θ_t > `threshold`".
-        threshold: of the test that has it.
+        threshold: the threshold of that test.
         epsilon_gdp: ε at δ if the pair were Gaussian with this μ.
     """
 
@@ -222,8 +222,8 @@ def power(outside: Mass, inside: Mass, delta: float) -> Power:
 
     Args:
         outside: density of θ_t without the canary.
-        inside: density with it.
-        delta: δ of the two ε.
+        inside: density of θ_t with the canary.
+        delta: δ of both ε.
     """
     mu, threshold = strongest_threshold(outside, inside)
     epsilons = (
@@ -342,9 +342,9 @@ def final_power(process: Process, steps: int) -> Power:
 def best_threshold(process: Process, steps: int) -> float:
     """Returns the threshold h whose final model has the largest μ.
 
-    Tried are the threshold of `process` and those of the most powerful tests of θ_1 at rates α:
-    h = std(θ_1) Φ⁻¹(1 - α), as in Alg. 5. Its printed range for α starts at 0, which is h = ∞; here
-    α is 0.05 .. 0.95.
+    It tries the threshold of `process`, and those of the most powerful tests of θ_1 at rates α:
+    h = std(θ_1) Φ⁻¹(1 - α), as in Alg. 5. There, the printed range of α starts at 0, which is
+    h = ∞; here α is 0.05 .. 0.95.
     """
 
     def mu(threshold: float) -> float:
@@ -360,8 +360,8 @@ def best_threshold(process: Process, steps: int) -> float:
 def best_width(process: Process, steps: int) -> float:
     """Returns the half-width w of a linear g whose final model has the largest ε at `TUNED_AT`.
 
-    ε has several local maxima in w. So widths from a quarter of a step's noise to 64 times that
-    of the first step are scanned, and the best is refined.
+    ε has several local maxima in w. So widths from a quarter of a step's noise to 64 times the
+    noise of the first step are scanned, and the best is refined.
     """
 
     def loss(log_width: float) -> float:
@@ -388,7 +388,15 @@ def _least_around(
     absolute: float = 0.0,
     relative: float = 0.0,
 ) -> Any:
-    """Minimizes between the neighbours of a point, to a tolerance, or a share of their distance."""
+    """Minimizes between the neighbours of a point.
+
+    Args:
+        function: the function to minimize.
+        points: rising points, float64 [n].
+        index: number of the point.
+        absolute: tolerance.
+        relative: further tolerance, as a share of the neighbours' distance.
+    """
     low = points[max(index - 1, 0)]
     high = points[min(index + 1, len(points) - 1)]
     options = {"xatol": absolute + relative * (high - low)}

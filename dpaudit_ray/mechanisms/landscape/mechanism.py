@@ -17,11 +17,11 @@ from ..base import Horizons, Mechanism, Prepared, Session, StepCount, recorded_s
 from .process import FirstStep, Gradient, Process
 
 SMALLEST_NOISE = 0.25  # noise multiplier from which on the grid holds all densities that matter
-SMALLEST_WIDTH = 1e-6  # below, a linear gradient is a threshold, and no longer a slope to a float
+SMALLEST_WIDTH = 1e-6  # of a linear gradient: floats do not resolve steeper slopes
 
 
 def _width(value: Any) -> Any:
-    """Returns a width that the exact grid resolves, or `tuned`; else raises ValueError."""
+    """Returns a width that the exact grid resolves, or `tuned`. Raises ValueError otherwise."""
     number = type(value) in (int, float) and math.isfinite(value)
     if value == "tuned" or (number and value >= SMALLEST_WIDTH):
         return value
@@ -33,7 +33,7 @@ class Landscape(Mechanism):
 
     `gradient` is the shape of the sum of all other gradients: `threshold` (the paper's),
     `constant` (its Example 1) or `linear`, which rises to the largest size within `width` of the
-    threshold. `width` is in standard deviations of a step's noise; `tuned` is the one with the
+    threshold. `width` is in standard deviations of a step's noise; `tuned` is the width with the
     largest ε at δ = 1e-5 after the last step. `backend: exact` computes the densities with and
     without the canary, and the power of the best test on them. `seed` varies the trials, for
     repetitions.

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 # The shape of g: -BC above h, BC below (the paper's A_S^h); -BC everywhere (Example 1);
 # -BC clip((θ - h) / w, -1, 1), which keeps more of θ_1 than on which side it was.
 Gradient = Literal["threshold", "constant", "linear"]
-# θ_1 = b C + Z_1, as the paper's text has it; or that over B, a step of DP-SGD like all others.
+# θ_1 = b C + Z_1, as in the paper's text; or the same over B, a step of DP-SGD like all others.
 FirstStep = Literal["unscaled", "scaled"]
 
 
@@ -89,7 +89,7 @@ class Process:
 
         Args:
             members: bool [n], True if the canary is in.
-            seed: of the noise.
+            seed: seed of the noise.
             horizons: steps, increasing.
         """
         rng = np.random.default_rng(seed)
