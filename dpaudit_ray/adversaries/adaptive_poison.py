@@ -35,7 +35,7 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
     name: Literal["adaptive-poison"] = "adaptive-poison"
     inner: int = Field(default=5, ge=1, le=10_000)  # moves of the poison at each insertion
     inner_rate: Share = 0.2  # of a move, in a feature's range
-    look_ahead: PositiveFloat = 1.0  # length of that step, in learning rates
+    look_ahead: PositiveFloat = 1.0  # length of the step of training, in learning rates
     statistic: Literal["mean", "max"] = "mean"  # over the models: mean or largest score
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> ChangingCanary:
@@ -77,7 +77,7 @@ class AdaptiveCanary(ChangingCanary):
         """Crafts an example for each model: x [n, ...].
 
         Args:
-            step: its number, from 1, for the learning rate.
+            step: number of the step, from 1, for the learning rate.
             theta: the models, float [n, p].
         """
         options = self.options

@@ -30,8 +30,8 @@ SHADOWS_PER_PART = 16  # shadow models that are trained together
 class GradientCanary:
     """A gradient that is added to the clipped sum, norm at most C.
 
-    `direction` is float [p]. It is [n, p] if each of n models has its own, and [m, p] if each
-    training run has m canaries, with a secret bit each; this one may be sparse (COO).
+    `direction` is float [p]. It is [n, p] if each of n models has its own, and [m, p], perhaps
+    sparse (COO), if each training run has m canaries with a secret bit each.
     """
 
     direction: Tensor
@@ -39,7 +39,7 @@ class GradientCanary:
 
 @dataclass(frozen=True)
 class SampleCanary:
-    """Examples that join the batch, one for each bit: `x` [m, ...], `y` [m]; clipped as others."""
+    """Examples that join the batch, one for each bit: `x` [m, ...], `y` [m], clipped as others."""
 
     x: Tensor  # entries of at most 1e15, so that gradients have a norm in float32
     y: Tensor
@@ -55,9 +55,9 @@ class RecordCanary(SampleCanary):
 class ChangingCanary(ABC):
     """A canary that is crafted at every insertion, from the models at that step.
 
-    A `memoryless` canary depends on the step and the model alone. So a training run with it can
-    continue in another process. And it is crafted only for models that sample it in this step,
-    whatever their secret bit.
+    A `memoryless` canary depends on the step and the model alone. So its training run can continue
+    in another process, and it is crafted only for models that sample it in this step, whatever
+    their secret bit.
     """
 
     memoryless: ClassVar[bool] = False
@@ -129,12 +129,12 @@ class PublicKnowledge(Protocol):
     def outside(self) -> tuple[Tensor, Tensor] | None:
         """Records like the private ones that are not trained on, x and y; None without any.
 
-        An adversary that trains shadow models gets the records of these.
+        An adversary that trains shadow models gets the records of its shadow models.
         """
 
     @property
     def shadows(self) -> Tensor | None:
-        """Parameters of the s models that it has trained itself, float [s, p], or None."""
+        """Parameters of the s models that the adversary has trained, float [s, p], or None."""
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
         """Trains `steps` steps without noise or clipping on records `outside`; θ, float [p]."""
@@ -163,8 +163,8 @@ class PublicKnowledge(Protocol):
 
         Args:
             theta: models, float [n, p].
-            x: an example for each, [n, ...].
-            y: their labels, [n].
+            x: an example for each model, [n, ...].
+            y: labels of these examples, [n].
             query: the example whose loss counts.
             rate: learning rate of the step.
         """
@@ -180,10 +180,10 @@ class PublicKnowledge(Protocol):
         """Yields θ_0, θ_1, ..., θ_T of simulated training runs, float [runs, p].
 
         Args:
-            runs: how many there are.
+            runs: number of simulated training runs.
             noisy: whether gradients are clipped and get noise.
             seed: seed of batches and noise.
-            canary: is in all of them, if they are noisy; None for none.
+            canary: joins all noisy runs; None for no canary.
             period: steps from one insertion of the canary to the next.
         """
 
@@ -257,30 +257,30 @@ class Adversary(Plugin):
 
     @property
     def reserves(self) -> float | None:
-        """The share of the data that it reserves, which is not trained on; None for none."""
+        """The share of the data that the adversary reserves, not trained on; None for none."""
         return None
 
     @property
     def needs_classes(self) -> bool:
-        """Whether it gives records another class, so that it cannot attack regression."""
+        """Whether the adversary gives records another class: then it cannot attack regression."""
         return False
 
     @property
     def shadow_plan(self) -> ShadowPlan | None:
-        """The shadow models that it needs; None for none."""
+        """The shadow models that the adversary needs; None for none."""
         return None
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """The data sets that it loads, by `Data.key`; see `Mechanism.datasets`."""
+        """The data sets that the adversary loads, by `Data.key`; see `Mechanism.datasets`."""
         return {}
 
     @property
     def chooses_start(self) -> bool:
-        """Whether it chooses θ_0 in place of the mechanism; see `begin`."""
+        """Whether the adversary chooses θ_0 in place of the mechanism; see `begin`."""
         return False
 
     def check_size(self, parameters: int) -> None:
-        """Raises SpecError if it cannot attack a model with this number of parameters."""
+        """Raises SpecError if no model with this number of parameters can be attacked."""
 
     @property
     def replaces(self) -> bool:
@@ -374,9 +374,9 @@ class TrajectoryObserver(Observer, Protocol):
         """Takes the models after every step.
 
         Args:
-            step: its number, from 1.
+            step: number of the step, from 1.
             before: θ_{t-1}, float [n, p]; a copy, which is valid until the next step.
-            after: θ_t, likewise.
+            after: θ_t, float [n, p]; a copy likewise.
         """
 
 
@@ -396,13 +396,13 @@ class UpdateObserver(Observer, Protocol):
 
 @runtime_checkable
 class SavedObserver(Observer, Protocol):
-    """Can be saved with a training run; runs with other observers cannot be interrupted."""
+    """Can be saved with a training run; a run with another observer cannot be resumed."""
 
     def state(self) -> dict[str, Tensor]:
-        """Returns all that it remembers: tensors of numbers, by name."""
+        """Returns all that the observer remembers: tensors of numbers, by name."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Replaces all that it remembers by that state."""
+        """Replaces all that the observer remembers by that state."""
 
 
 class TrajectoryAdversary(CanaryAdversary[C], Generic[C]):

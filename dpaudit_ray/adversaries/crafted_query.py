@@ -36,8 +36,8 @@ class CraftedQuery(AddedRecord):
     """Adds a record as `api-access` does, and scores by the loss of a query.
 
     The query begins as the record, and is moved `ascent` times by `rate` of each feature's range
-    among records that are not trained on. It ascends the `gap` between `rehearsals` models that the
-    adversary trains with the record and as many without, by the signs of its gradient. Half of
+    among records that are not trained on. Moves ascend the `gap` between `rehearsals` models that
+    the adversary trains with the record and as many without, by the signs of its gradient. Half of
     these models are for the gradients, the other half chooses among the inputs on the way.
     """
 
@@ -89,7 +89,7 @@ def gap(absent: Tensor, present: Tensor) -> Tensor:
 
     Args:
         absent: losses of models without the record, float [k].
-        present: losses of models with it, float [k].
+        present: losses of models with the record, float [k].
     """
     spread = (absent.var() + present.var() + 1e-12) ** 0.5
     return (absent.mean() - present.mean()) / spread
@@ -101,13 +101,13 @@ def _ascent(
     x: Tensor,
     y: Tensor,
 ) -> Tensor:
-    """Returns signs of the gradient of the `gap` by x, of its shape.
+    """Returns signs of the gradient of the `gap` by x, in the shape of x.
 
     Args:
         public: computes losses and gradients.
         worlds: models without the record, and as many with it, float [k, p] each.
         x: the query, [1, ...].
-        y: its label, [1].
+        y: label of the query, [1].
     """
     import torch
 

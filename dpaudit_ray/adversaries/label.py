@@ -31,20 +31,20 @@ def _neuron(value: Any) -> Any:
 class Label(Adversary):
     """Observes a noisy sum of gradients by the weights of one `layer`, and the batch's records.
 
-    `neuron` is the one whose incoming weights are observed, or `all`. With `crafts` the records of
+    The weights into one `neuron` are observed, or into `all`. With `crafts` the records of
     each batch are made such that the first layer has the same output for all of them. One label is
-    guessed, of a `random` record of each trial or of the one with the `largest` distance: by the
+    guessed, of a `random` record of each trial or of the record with the `largest` distance: by the
     record's `coefficient` in the sum (as published), or by the entire `gradient`, which is optimal.
     """
 
     attacks = "label-gradient"
     name: Literal["label"] = "label"
-    layer: Literal["last", "second-last", "input"] = "last"  # the observed one
+    layer: Literal["last", "second-last", "input"] = "last"  # the observed layer
     neuron: Annotated[int | Literal["all"], BeforeValidator(_neuron)] = 0  # of that layer
-    crafts: bool = False  # whether it also makes the batch's records
+    crafts: bool = False  # whether the adversary also makes the batch's records
     positives: Literal["minority", "majority"] = "minority"  # the class that counts as 1
     statistic: Literal["coefficient", "gradient"] = "coefficient"  # the guess depends on it
-    record: Literal["random", "largest"] = "random"  # the one with the guessed label
+    record: Literal["random", "largest"] = "random"  # the record whose label is guessed
     period: int = Field(default=1, ge=1, le=1)  # 1: the label is in one step
 
     @property
@@ -118,7 +118,8 @@ def crafted_records(
 ) -> Floats:
     """Crafts records that give every neuron of the first layer the same value (Algorithm 5).
 
-    They solve W x = v for a random v: one solution, plus each vector of a basis of W's null space.
+    The records solve W x = v for a random v: one solution, plus each vector of a basis of W's null
+    space.
 
     Args:
         weights: W, float [out, in].

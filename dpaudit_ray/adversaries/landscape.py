@@ -19,7 +19,7 @@ class LandscapeAdversary(Adversary):
     """Shapes the loss so that it pushes θ away from a `threshold` h, in the units of θ.
 
     `optimal` is h* = C/2 (C/2B if the first step is divided by B), halfway between the two worlds
-    after one step. `searched` compares others and takes the best for the last step (Alg. 5).
+    after one step. `searched` compares thresholds and takes the best for the last step (Alg. 5).
     """
 
     attacks = "landscape"

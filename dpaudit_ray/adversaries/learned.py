@@ -1,4 +1,4 @@
-"""A classifier of the outputs of two inputs, fitted to runs that are no trials."""
+"""A classifier of the outputs of two inputs, fitted to runs that are not trials."""
 
 import functools
 import logging
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 CELLS = "cells"
 _AUTO = (CELLS, "LogisticRegression", "HistGradientBoostingClassifier")
 _SETTINGS: dict[str, dict[str, Any]] = {
-    # Trees that are small, shrunk and stopped early: where ε is small, larger ones learn noise, and
-    # where the worlds part clearly, log odds grow without end.
+    # Trees that are small, shrunk and stopped early: larger trees learn noise if ε is small, and
+    # log odds without end if the worlds differ clearly.
     "HistGradientBoostingClassifier": {
         "max_iter": 150,
         "max_leaf_nodes": 6,
@@ -37,13 +37,13 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 _HELD_OUT = 3  # one of three own runs compares the models
 _NUMBERS = 100  # numbers of guesses that are tried
-_LEVEL = 1e-3  # error of the bound for each of them
+_LEVEL = 1e-3  # error of the bound for each number
 _FEW_RUNS = 8  # runs of a cell, on average, from which counts are estimates
 _REACH = 10.0  # robust deviations beyond which a column is clipped
-CLOSER = 16  # of 16 runs, the surest one is learned from again
-CLOSER_RUNS = 50_000  # number of these runs
+CLOSER = 16  # of 16 runs, the surest run is learned from again
+CLOSER_RUNS = 50_000  # number of the surest runs
 _DRAWN_AT_ONCE = 200_000  # runs of which the surest are kept
-_LEAST = 1e-12  # probabilities nearer to 0 or 1 have the log odds of this
+_LEAST = 1e-12  # probability; those nearer to 0 or 1 get the log odds of this one
 
 Learn = Callable[[Floats, NDArray[np.bool_]], "Predict"]
 Predict = Callable[[Floats], Floats]  # columns [n, k] to log odds of "in", [n]
@@ -73,23 +73,23 @@ class _Classifier(Protocol):
 
 
 class Learned(OutputAdversary):
-    """Learns from `fit` runs that are no trials, and scores by the log odds of the second input.
+    """Learns from `fit` runs that are not trials; scores by the log odds of the second input.
 
     `model` is a classifier of scikit-learn by its class's name, `cells` for counts of equal
-    outputs, or `auto`: the one of cells, logistic regression and boosted trees that shows the
+    outputs, or `auto`: of cells, logistic regression and boosted trees, the model that shows the
     largest ε on held-out runs. `bits` adds the last bits of each number, which may leak where noise
-    is drawn in floating point. `zoom` is for rare events: so often, it learns anew from the surest
-    sixteenth of runs, for which it draws 16 times as many each time.
+    is drawn in floating point. `zoom` is for rare events: so many times, the adversary learns anew
+    from the surest sixteenth of runs, for which it draws 16 times as many runs each time.
     """
 
     searches = True
 
     name: Literal["learned"] = "learned"
-    fit: int = Field(default=200_000, ge=100, le=10**8)  # runs that it learns from
-    search: int = Field(default=20_000, ge=100, le=10**8)  # runs for each pair, to choose one
+    fit: int = Field(default=200_000, ge=100, le=10**8)  # runs to learn from
+    search: int = Field(default=20_000, ge=100, le=10**8)  # runs for each pair, to choose a pair
     model: str = "auto"  # or cells, or a classifier of scikit-learn
     bits: bool = False  # learn from the last bits of each number, too
-    zoom: int = Field(default=0, ge=0, le=4)  # times that it learns from the surest runs alone
+    zoom: int = Field(default=0, ge=0, le=4)  # rounds of learning from the surest runs alone
 
     @field_validator("model")
     @classmethod
@@ -123,7 +123,7 @@ class Learned(OutputAdversary):
             if len(np.unique(y)) < 2:
                 break
             closer = self._closer(stages, x, y, rng, delta)
-            # Where nothing is gained at this depth, there may be at the next.
+            # If this depth gains nothing, the next one still may.
             if closer is not None:
                 stages.append(_Stage(least, closer))
 
@@ -144,14 +144,14 @@ class Learned(OutputAdversary):
         """Learns from the surest runs alone.
 
         Args:
-            stages: predictors so far, the last of which was sure of these runs.
+            stages: predictors so far; the last one was sure of these runs.
             x: columns of the surest runs, float64 [n, k].
             y: whether each had the second input, bool [n].
             rng: randomness of classifiers.
             delta: δ of the claim.
 
         Returns:
-            A predictor for such runs; None if it predicts held-out ones no better than `stages`.
+            A predictor for such runs; None if it predicts held-out runs no better than `stages`.
         """
         learn, _ = self._best(x, y, rng, delta)
         held_out = len(y) // _HELD_OUT
@@ -277,7 +277,7 @@ def _surest_runs(
         encoder: turns outputs into columns.
         stages: predictors so far.
         least: log odds from which on a run is sure.
-        most_drawn: runs after which it stops, where sure ones are rarer than `stages` had found.
+        most_drawn: runs after which drawing stops, if sure runs are rarer than `stages` found.
         rng: randomness of runs and of their order.
     """
     kept_x = []
@@ -315,8 +315,8 @@ def _shown(
 ) -> float:
     """Estimates the ε at `delta` that guesses on the adversary's own runs show.
 
-    It is the largest of lower bounds by the k surest guesses, over some k. This k is chosen by the
-    bits, and so shows rarer events. A bound on trials may not choose it so.
+    The result is the largest of lower bounds by the k surest guesses, over some k. Here the bits
+    choose k, which shows rarer events; a bound on trials may not choose k so.
 
     Args:
         log_odds: log odds of "in", float64 [n].
@@ -330,7 +330,7 @@ def _shown(
     guesses = np.unique(np.geomspace(1, runs, _NUMBERS).astype(np.int64))
     # In this number of runs at most, an event of probability δ reveals the world.
     revealed, _ = most_revealed(runs, delta, _LEVEL)
-    # These runs are counted as if all were guessed correctly, and left out.
+    # Revealed runs count as guessed correctly, and are left out.
     other_guesses = np.maximum(guesses - revealed, 1)
     other_right = np.maximum(right[guesses - 1] - revealed, 0)
     right_at_most = np.minimum(other_right, other_guesses)
@@ -403,7 +403,7 @@ def _count(
     x: Floats,
     y: NDArray[np.bool_],
 ) -> Predict:
-    """Counts how often equal outputs had either input; log odds of others are 0.
+    """Counts how often equal outputs had either input; outputs that were not counted get 0.
 
     Args:
         x: columns, float64 [n, k].
@@ -417,7 +417,7 @@ def _count(
     def predict(columns: Floats) -> Floats:
         """Returns the log odds of each row's cell; 0 for an output that was never counted."""
         hashes = _hashes(columns)
-        # A hash above all others is compared with the first one, from which it differs, too.
+        # A hash above all others is compared with the first, which differs from it, too.
         nearest = np.searchsorted(hash_of_cell, hashes) % len(hash_of_cell)
         return np.where(hash_of_cell[nearest] == hashes, log_odds[nearest], 0.0)
 

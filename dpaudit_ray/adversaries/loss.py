@@ -19,7 +19,7 @@ class Loss(LossAdversary):
     """
 
     name: Literal["loss"] = "loss"
-    example: NonNegativeInt | None = None  # index of the copied one; else a random one
+    example: NonNegativeInt | None = None  # index of the copied example; a random one by default
     statistic: Literal["loss", "gradient-norm"] = "loss"  # minus this is the score
 
     @property
@@ -41,7 +41,7 @@ def mislabelled(public: PublicKnowledge, rng: "Generator", index: int | None) ->
     """Returns an example of the data with a label of another class.
 
     Args:
-        public: has the data.
+        public: knows the data.
         rng: draws the class, and the example if none is named.
         index: index of the example; None for a random one.
     """

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
     from torch import Tensor
 
-_MOST_NUMBERS = 1 << 30  # all random directions may have together: 4 GiB
+_MOST_NUMBERS = 1 << 30  # of all random directions together: 4 GiB
 
 
 class OneRun(Adversary):
@@ -71,7 +71,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
     """Observes every update; as in the paper, nothing is subtracted from it.
 
     If noise is correlated, scores are likelihood ratios of all steps, from which the other
-    gradients are subtracted: summed over so many steps, they would hide the canaries.
+    gradients are subtracted: their sum over so many steps would hide the canaries.
     """
 
     is_variant = True
@@ -163,9 +163,9 @@ class Products(Sums):
         noise: every step counts, after the other records' gradients are subtracted.
 
         Args:
-            step: its number, from 1.
+            step: number of the step, from 1.
             before: θ_{t-1}, float [n, p].
-            update: the noisy mean gradient, float [n, p].
+            update: the step's release, its noisy mean gradient, float [n, p].
         """
         public = self.public
         if self.whitening is None:  # the noise is independent

@@ -2,8 +2,8 @@
 
 An output may be a number, a flag, a text, None, an exception, an array of any shape, a table, or a
 tuple, list or mapping of these. Numbers become columns, as do facts that single numbers hide: how
-many are missing or tied, their sum, their order, where the largest is. Of texts, those that are
-frequent among the first outputs of an `Encoder` get a column each.
+many numbers are missing or tied, their sum, their order, where the largest is. Each text that is
+frequent among the first outputs of an `Encoder` gets a column.
 """
 
 import itertools
@@ -21,7 +21,7 @@ Outputs = NDArray[Any] | Sequence[Any]  # outputs of n releases
 MOST_NUMBERS = 4096  # numbers that an output may have
 _MOST_SORTED = 64  # numbers of an output for which facts about their order are columns
 _MOST_TEXTS = 64  # texts that get a separate column
-_LARGEST = 1e300  # infinite numbers are as large
+_LARGEST = 1e300  # stands for infinite numbers
 _LOW_BITS = 12  # last bits of a double, by which floating-point noise may differ
 
 
@@ -30,7 +30,7 @@ class Raised:
     """A release that raised an exception, which is an output like others."""
 
     kind: str  # name of the exception's class
-    message: str = field(default="", compare=False)  # its first line, for people
+    message: str = field(default="", compare=False)  # first line of the exception, for people
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Encoder:
         self,
         texts: Sequence[tuple[str, ...]],
     ) -> Floats:
-        """Counts each known text in every output, float64 [n, texts + 1]; unknown ones last.
+        """Counts each known text in every output, float64 [n, texts + 1]; unknown texts come last.
 
         Args:
             texts: texts of each output.
@@ -110,8 +110,8 @@ class Encoder:
 def _facts(numbers: Floats) -> Floats:
     """Returns facts about the order of numbers, float64 [n, 2 d + 4].
 
-    They are d sorted numbers, d - 1 differences of neighbours, and five of each output: the sum
-    (over d, so that it is finite), numbers of ties and of changes, and the positions of the largest
+    The facts are d sorted numbers, d - 1 differences of neighbours, and five more: the sum (over
+    d, so that it is finite), numbers of ties and of changes, and the positions of the largest
     and of the smallest.
 
     Args:

@@ -23,7 +23,7 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
 
     name: Literal["reference-models"] = "reference-models"
     private_records = True
-    records: int = Field(ge=2)  # number of those with a coin; all others are always in
+    records: int = Field(ge=2)  # number of records with a coin; all others are always in
 
     @property
     def canaries(self) -> int:

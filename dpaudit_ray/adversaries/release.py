@@ -1,7 +1,7 @@
 """Adversaries against `mechanism: release`, which distinguish outputs of neighbouring inputs.
 
-They can run the mechanism themselves. What they learn from these runs is settled before any trial,
-so each score depends on the output of its trial alone, and every estimator stays valid.
+Adversaries can run the mechanism themselves. They learn from these runs before any trial, so each
+score depends on the output of its trial alone, and every estimator stays valid.
 """
 
 from abc import abstractmethod
@@ -31,7 +31,7 @@ class OutputAdversary(Adversary):
 
     attacks = "release"
     log_odds = True
-    searches: ClassVar[bool] = False  # whether it compares pairs of inputs by `promise`
+    searches: ClassVar[bool] = False  # whether `promise` compares pairs of inputs
 
     @abstractmethod
     def scorer(
@@ -47,7 +47,7 @@ class OutputAdversary(Adversary):
         """
 
     def promise(self, draw: Draw, rng: Generator, delta: float = 0.0) -> float:
-        """Estimates the ε at `delta` that a pair of inputs shows, from runs that are no trials."""
+        """Estimates the ε at `delta` that a pair of inputs shows, from runs that are not trials."""
         raise NotImplementedError(f"{self.name} compares no pairs")
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class WatchedDimension(TrajectoryAdversary[GradientCanary]):
     """Biases a random dimension; with `subtract: false` scores contain the other gradients.
 
-    Subtracting takes about as long as training. It changes nothing if other gradients have no part
+    Subtraction takes about as long as training. It changes nothing if other gradients have no part
     in the dimension.
     """
 

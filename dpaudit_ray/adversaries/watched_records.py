@@ -29,7 +29,7 @@ class WatchedRecords(TrajectoryAdversary[SampleCanary]):
     """
 
     name: Literal["watched-records"] = "watched-records"
-    example: NonNegativeInt | None = None  # index of the copied one; else a random one
+    example: NonNegativeInt | None = None  # index of the copied example; a random one by default
     scale: PositiveFloat = 1.0  # of the copy's features
 
     @property
@@ -63,9 +63,9 @@ class Along(Sums):
         """Adds the evidence in one step, if it may have the canary.
 
         Args:
-            step: its number, from 1.
+            step: number of the step, from 1.
             before: θ_{t-1}, float [n, p].
-            update: the noisy mean gradient, float [n, p].
+            update: the step's release, its noisy mean gradient, float [n, p].
         """
         import torch
 

@@ -19,7 +19,7 @@ ADVANCED = "Advanced"
 
 
 def _without_types(parameters: Any) -> Any:
-    """Removes the <bool> that the help shows after each flag, also after those that Typer adds."""
+    """Removes the <bool> that the help shows after each flag, even after flags that Typer adds."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""

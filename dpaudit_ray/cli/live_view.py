@@ -30,7 +30,7 @@ from .terminal import ALARM, duration, marked, plural, speed
 
 PLAIN_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25
-_WRITE_SECONDS = 1.0  # a thread waits for its line, before it ends the process
+_WRITE_SECONDS = 1.0  # for which a thread waits for its line before it ends the process
 _STATES = ("running", "abandoned", "waiting", "done")  # the order of audits in the picture
 
 
@@ -40,7 +40,7 @@ class View:
 
     Attributes:
         progress: the last snapshot; None before the first.
-        phase: the current activity, if it is not training; empty while packs end.
+        phase: the current activity, if it is not training; empty while packs are trained.
         phase_seconds: time since the phase began.
         rate: trials per second; NaN while it is unknown.
         seconds_left: remaining time; NaN while it is unknown.
@@ -137,7 +137,7 @@ def _urgency(
 
 
 def _totals(progress: Progress, more: str) -> Text:
-    """Returns the number of finished trials, failed ones, and then `more`."""
+    """Returns the numbers of finished and of failed trials, and then `more`."""
     text = Text(f"{progress.done:,} / {progress.trials:,} trials", style="bold")
     if failed := sum(progress.activity.failed.values()):
         text.append(f", {failed:,} failed", style=ALARM)
@@ -207,8 +207,8 @@ class Display:
         self._put = terminal.add if quiet else terminal.say
         self._interval = PLAIN_SECONDS if self._plain else _REFRESH_SECONDS
         self._live: Live | None = None
-        # What the writer does in turn: time of the request, a function to call with this time, and
-        # whether it is the last.
+        # Jobs of the writer: time of the request, function to call with this time, whether it is
+        # the last job.
         self._jobs = queue.SimpleQueue[tuple[float, Callable[[float], None], bool]]()
         self._writer = threading.Thread(target=self._write, name="display", daemon=True)
         self._open = False
@@ -254,7 +254,7 @@ class Display:
     def tell(self, text: str) -> None:
         """Writes a line to standard error; above the picture if both are on the same terminal.
 
-        A line of a thread other than the main one is the last: this thread ends the process.
+        A line of another thread than the main one is the last: that thread ends the process.
         """
         if not (self._open and self._writer.is_alive()):
             terminal.complain(text)
@@ -273,9 +273,10 @@ class Display:
         self._jobs.put((time.monotonic(), job, last))
 
     def _write(self) -> None:
-        """Runs queued jobs, such as to print a message, up to the one that is marked as the last.
+        """Runs queued jobs, such as to print a message, up to the job that is marked as the last.
 
-        This is the writer thread. Between jobs, it draws the view anew every `_interval` seconds.
+        The writer thread runs this method. Between jobs, it draws the view anew every `_interval`
+        seconds.
         """
         last = False
         while not last:

@@ -19,7 +19,7 @@ from .arguments import Group
 
 # Click's class, wherever Typer keeps its copy of it.
 _UsageError = cast(type[Exception], typer.BadParameter.__base__)
-_MAX_WORD = 400  # characters of a word in a message; no path and no name is longer
+_MAX_WORD = 400  # characters of a word in a message; paths and names are shorter
 _MAX_MISTAKES = 20  # mistakes of one sweep file that are printed
 
 app = typer.Typer(
@@ -58,8 +58,8 @@ def main() -> Never:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # the terminal may have no ε
-    # Typer answers a shell that completes a word, or installs that, and ends the process. Such a
-    # shell sets the variable; the options are for the installation.
+    # Typer answers a shell that completes a word, or installs completion, and ends the process.
+    # A shell that completes sets the variable; the options install.
     if "_DPAUDIT_COMPLETE" in os.environ or re.search("-completion$", "".join(sys.argv[1:2])):
         app(prog_name="dpaudit")
     code = _run_app(debug) or Exit.COMPLETE

@@ -27,12 +27,12 @@ class RunLine:
     """A run in the table of several.
 
     Attributes:
-        run: its directory or address.
+        run: directory or address of the run.
         state: complete, running, or stopped.
         done: stored trials.
         trials: planned trials.
-        verdict: empty before the first.
-        epsilon: the ε to quote; None without one.
+        verdict: the verdict; empty before the first one.
+        epsilon: the ε to quote; None without a quote.
         claim: the claim on the same audit.
     """
 
@@ -235,7 +235,7 @@ def _show_status(run: Run, summary: Answer | None, details: bool) -> None:
 
     Args:
         run: the run.
-        summary: its verdict; None before there is any.
+        summary: verdict on the run; None before there is one.
         details: whether to print all columns.
     """
     from ..orchestration.workers import recorded_machines

@@ -76,7 +76,7 @@ def run(  # noqa: PLR0913 (options of a command line)
             )  # fmt: skip
             display.phase("judging the claims")
             opened = result.run
-            # Who stops a run does not wait until many trials are judged.
+            # A user who stops a run does not wait until many trials are judged.
             answer = verdict.current_or_stored if result.stopped else verdict.current
             summary = answer(opened, display.judging)
         except KeyboardInterrupt:
@@ -111,7 +111,7 @@ def _show_end(
 
     Args:
         opened: the run, as it is now stored.
-        summary: its verdict; None before there is any.
+        summary: verdict on the run; None before there is one.
         result: result of this attempt.
         missed: lines on trials that failed one by one.
         details: whether to print all columns.

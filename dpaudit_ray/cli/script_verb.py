@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 _LINE_SECONDS = 5.0  # between two lines of a log
 _LABEL_WIDTH = 11  # columns
-_REFRESH_SECONDS = 0.25  # between two states of the line on a terminal
+_REFRESH_SECONDS = 0.25  # between two updates of the line on a terminal
 
 
 @verb(
@@ -181,7 +181,7 @@ def _progress(budget: float) -> Iterator[Callable[[str], None]]:
         return f"{phase} ({duration(time.monotonic() - started)} of {duration(budget)})"
 
     def write() -> None:
-        """Writes lines until the audit has ended: to a log new ones, else one that changes."""
+        """Writes until the audit has ended: new lines to a log, else one line that changes."""
         console = Console(stderr=True)
         if not console.is_terminal:
             while not ended.wait(_LINE_SECONDS):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _MANY = 40  # audits; if there are more, `dpaudit run` ends with a summary
-_SUMMARISED = 10  # audits of that summary
+_SUMMARISED = 10  # audits in that summary
 
 
 def show_overview(
@@ -108,7 +108,7 @@ def quote_columns(quotes: Sequence[Quote], name: str = "eps >=") -> Columns:
 def show_summary(run: Run, answer: Answer | None) -> None:
     """Prints the number of audits by verdict, and a table of the most important ones.
 
-    These are violations first, and then the bounds that are nearest to their claims. With at most
+    Violations come first, and then the bounds that are nearest to their claims. With at most
     `_MANY` audits, it prints the whole overview instead.
     """
     from ..report import verdict, words
@@ -150,7 +150,7 @@ def head(quotes: Sequence[Quote]) -> str:
 
 
 def show_answer(run: Run, answer: Answer | None) -> None:
-    """Prints verdict, reason and next steps; None for an answer that takes too long."""
+    """Prints verdict, reason and next steps; `answer` is None if judging takes too long."""
     if answer is None:
         terminal.explain(
             "this run has too many trials to judge here; run "

@@ -128,7 +128,7 @@ def add(text: str) -> None:
 
 
 def pass_on(text: str) -> None:
-    """Prints the output of another process, as it comes, to standard output."""
+    """Prints the output of another process to standard output, as it comes."""
     _put(lines(text), sys.stdout, newline=False)
 
 
@@ -194,7 +194,7 @@ def show_table(title: str, columns: Columns, unlimited: bool = False) -> None:
 
 
 class _Column:
-    """A column of a table; `width` is that of its longest line until it is narrowed."""
+    """A column of a table; `width` is the width of its longest line, until it is narrowed."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ def _narrow(columns: list[_Column], width: int) -> bool:
     """Narrows columns to a width: texts from the last, then numbers' heads, then the first column.
 
     Returns:
-        Whether they fit.
+        Whether the columns fit.
     """
     excess = sum(column.width + _GAP for column in columns) - _GAP - width
     first = columns[0]

@@ -4,9 +4,9 @@ The fork server of the standard library is not enough: a process has one at most
 modules to import; its children import the main module of the process that started it; and a
 `socket.py` in the working directory would be imported in place of the real one.
 
-On Linux, all processes that a call starts end with it, in sessions of their own too: the server is
-their subreaper, to which the kernel passes orphans. The server is itself below a guardian, which
-ends them if the server is killed. If the guardian is killed, the server does.
+On Linux, all processes that a call starts end with it, even those in other sessions: the server is
+their subreaper, to which the kernel passes orphans. The server's parent is a guardian, which ends
+these processes if the server is killed. If the guardian is killed, the server ends them.
 
 Three processes are named here: the asker (which has the `Sandbox`), the guardian (`main`), and the
 server (`_serve`), of which each call is a child.
@@ -53,7 +53,7 @@ def main() -> None:
             _serve(settings, guardian)
         finally:
             os._exit(1)
-    os.close(settings["connection"])  # else its end would not be noticed
+    os.close(settings["connection"])  # else the server would not notice that the asker closes it
     os.waitpid(server, 0)
     _end_descendants()
     shutil.rmtree(settings["folder"], ignore_errors=True)  # if the server was killed
@@ -76,7 +76,7 @@ def _serve(settings: dict[str, Any], guardian: int) -> None:
     path = settings["path"]
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     for module in settings["preload"]:
-        with suppress(Exception, SystemExit):  # raised again in the child that needs it
+        with suppress(Exception, SystemExit):  # a child that needs the module raises it again
             importlib.import_module(module)
     gc.freeze()  # else the garbage collector of each child copies all that was imported
     helpers = frozenset(_children(os.getpid()))  # started by imports, and used by all calls
@@ -85,7 +85,7 @@ def _serve(settings: dict[str, Any], guardian: int) -> None:
             _answer(asker, output, Path(settings["folder"], "result"), guardian, helpers)
     except (EOFError, OSError):  # the asker has ended
         pass
-    finally:  # an asker that was killed does not remove it
+    finally:  # an asker that was killed does not remove the folder
         shutil.rmtree(settings["folder"], ignore_errors=True)
     os._exit(0)  # tearing down what was imported takes seconds, for which the asker waits
 
@@ -100,11 +100,11 @@ def _answer(
     """Makes the next call, and ends all processes that it started, except `helpers`.
 
     Args:
-        asker: gives the request, and takes the child's process id and its exit status.
+        asker: connection to the asker: for the request, the child's process id, its exit status.
         output: descriptor of the call's output.
         result: file for the call's result.
         guardian: process id of this process's parent.
-        helpers: process ids of children that are not of the call.
+        helpers: process ids of children that do not belong to the call.
 
     Raises:
         EOFError: the connection was closed meanwhile, or the guardian has ended.
@@ -124,7 +124,7 @@ def _answer(
         while ended != pid:
             # Waiting takes at most 2 % of a call's time.
             seconds = min(0.05, 0.001 + 0.02 * (time.monotonic() - began))
-            # No request comes during a call: a readable connection is a closed one.
+            # No request comes during a call, so a readable connection is closed.
             if asker.poll(seconds) or os.getppid() != guardian:
                 raise EOFError
             ended, status = os.waitpid(-1, os.WNOHANG)  # an orphan may have ended, too
@@ -139,7 +139,7 @@ def _answer(
 def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
     """Kills all processes below this one but `spared`, until none is left or _END_SECONDS are over.
 
-    A process that has lost its parent becomes a child of this one, which is its subreaper.
+    A process that has lost its parent becomes a child of this process, its subreaper.
     """
     deadline = time.monotonic() + _END_SECONDS
     pause = 0.0
@@ -149,7 +149,9 @@ def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
             return
         while descendants:
             pid = descendants.pop()
-            below = _children(pid)  # before it ends: then they are children of this process
+            below = _children(
+                pid
+            )  # read before the process ends: then they are this one's children
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):  # a grandchild

@@ -25,7 +25,7 @@ from ..errors import ClusterError
 _HEAD = 2**12
 _TAIL = 2**14
 _CHECK_SECONDS = 0.2  # between two checks of a call's limits
-_END_SECONDS = 5.0  # a server may live on when its connection is closed
+_END_SECONDS = 5.0  # for which a server may live on after its connection is closed
 
 Stop = Literal["hung", "memory"]
 
@@ -56,13 +56,13 @@ class Ended:
     """A call that has ended.
 
     Attributes:
-        how: the reason of its end; "died" if the process ended without a result.
-        value: the result, plain JSON, if it returned.
-        message: a line on what happened, if it did not.
-        traceback: the last frames, if it raised.
-        place: file and line of the user's code that raised; "" if none of it did.
-        output: what it printed, without the middle if that is long.
-        seconds: its duration.
+        how: how the call ended; "died" if the process ended without a result.
+        value: the result, plain JSON, if the call returned.
+        message: a line on what happened, if the call did not return.
+        traceback: the last frames, if the call raised.
+        place: file and line of the user's code that raised; "" if other code did.
+        output: what the call printed, without the middle if that is long.
+        seconds: duration of the call.
     """
 
     how: Literal["returned", "raised", "hung", "memory", "died"]
@@ -125,7 +125,7 @@ class Sandbox:
 
         Args:
             target: the function, as `package.module:function`.
-            argument: its only argument, plain JSON.
+            argument: the function's only argument, plain JSON.
             limits: limits of time and memory; none by default.
 
         Raises:
@@ -161,7 +161,7 @@ class Sandbox:
         """Returns guardian, connection and output of the fork server; starts it if needed."""
         if self._server:
             guardian, connection, _ = self._server
-            # A connection that is readable between calls is a closed one: the server has died.
+            # A connection that is readable between calls is closed: the server has died.
             if guardian.poll() is None and not connection.poll():
                 return self._server
         self._end_server()
@@ -200,7 +200,7 @@ class Sandbox:
         return self._server
 
     def _end_server(self) -> None:
-        """Closes the connection, at which the server ends; kills one that stays."""
+        """Closes the connection, at which the server ends; kills a server that stays."""
         if not self._server:
             return
         guardian, connection, output = self._server
@@ -219,7 +219,7 @@ def _watch(
     printed: "_Printed",
     limits: Limits,
 ) -> tuple[int, Stop | None]:
-    """Waits for the end of a call; returns its exit status and the limit it was ended for.
+    """Waits for the end of a call; returns its exit status, and the limit that ended it, if any.
 
     Args:
         connection: the server sends through it the child's process id, then its exit status.

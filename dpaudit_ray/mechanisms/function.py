@@ -61,8 +61,9 @@ class Function(Mechanism):
     `{rho: 0.1}`, `{mu: 0.5}`, `{laplace: 1.0, releases: 4}`,
     `{points: [[1, 1e-5], [2, 1e-9]]}`, `{losses: [...], chances: [...]}` or
     `{event: "module:name"}`. Without a `claim`, it is `noise_multiplier` over `steps` Gaussian
-    releases, each of which has the canary with probability `sample_rate`. `curve: gaussian` states that the trade-off function of the training is Gaussian,
-    for some μ; each ε that is then called certified depends on that statement.
+    releases, each of which has the canary with probability `sample_rate`. `curve: gaussian` states
+    that the trade-off function of the training is Gaussian, for some μ; each ε that is then called
+    certified depends on that statement.
 
     `prepare`, if any, is called for each of `parts` before anything is trained, in the trainer's
     process; the training gets a tuple of its results. Audits with the same `prepare` share them.
