@@ -257,7 +257,7 @@ def test_estimates_are_those_of_one_thread_when_sixteen_store_at_once(tmp_path, 
 class Instant(Scripted):
     """Answers every pack at once, and keeps none."""
 
-    def backlog(self, packs: float) -> None: ...
+    def set_backlog(self, packs: float) -> None: ...
 
     def submit(self, pack: Pack) -> None:
         self.queue.append(pack)

@@ -48,7 +48,7 @@ class Scripted:
     def free(self) -> int:
         return self.slots - len(self.queue)
 
-    def backlog(self, packs: float) -> None:
+    def set_backlog(self, packs: float) -> None:
         self.backlogs.append(packs)
 
     def submit(self, pack: Pack) -> None:
@@ -246,18 +246,18 @@ def test_signals_ask_first_and_stop_then():
 def test_deadlines_follow_the_slowest_pack():
     deadlines = Deadlines("auto")
     assert deadlines.limit_seconds(PACKS[0]) == FIRST
-    deadlines.missed(PACKS[0])
+    deadlines.record_timeout(PACKS[0])
     assert deadlines.limit_seconds(PACKS[0]) == 2 * FIRST, "what hung there may only be slow"
-    deadlines.measured(PACKS[0], 1.0)
+    deadlines.record_seconds(PACKS[0], 1.0)
     assert deadlines.limit_seconds(PACKS[1]) == SHORTEST
-    deadlines.measured(PACKS[1], 100.0)
-    deadlines.measured(PACKS[2], 50.0)
+    deadlines.record_seconds(PACKS[1], 100.0)
+    deadlines.record_seconds(PACKS[2], 50.0)
     assert deadlines.limit_seconds(PACKS[3]) == 1000.0
     assert deadlines.limit_seconds(PACKS[10]) == FIRST, "another audit"
     assert Deadlines(7.0).limit_seconds(PACKS[0]) == 7.0
     patient = Deadlines("auto", {0: 100.0})
     for pack in (PACKS[0], PACKS[10]):
-        patient.measured(pack, 1.0)
+        patient.record_seconds(pack, 1.0)
     assert patient.limit_seconds(PACKS[0]) == SHORTEST + 100 * 10, "each trial may wait for its end"
     assert patient.limit_seconds(PACKS[10]) == SHORTEST, "another audit"
 
