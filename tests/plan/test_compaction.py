@@ -276,7 +276,7 @@ def test_a_verdict_looks_after_packs_and_not_after_files(tmp_path, monkeypatch):
     fast, _ = verdict._judge_audit(opened_run, 0, alpha=0.05, thorough=False)
     looks, seen[:] = list(seen), []
     slow = ClaimTest(fast.curve, plan.audits[0].declared[0])
-    for whole in opened_run.prefix(plan.audits[0]):
+    for whole in opened_run.finished_prefix(plan.audits[0]):
         for first in range(whole.first, whole.last + 1, SIZE):
             score_stream.feed(slow, whole.part(first, first + SIZE - 1))
             slow.look()

@@ -95,7 +95,7 @@ def test_a_matrix_has_complete_training_runs_and_finite_scores(value, trials):
 
 def test_one_world_alone_has_no_reading(tmp_path):
     run = Run.open(str(played(sweep(), tmp_path, 6)))
-    trials = Trials.joined(run.plan.audits[0], run.prefix(run.plan.audits[0]))
+    trials = Trials.joined(run.plan.audits[0], run.finished_prefix(run.plan.audits[0]))
     for inside in (True, False):
         alone = dataclasses.replace(trials, members=np.full_like(trials.members, inside))
         assert Reading.of_audit(run, 0, alone) is None
@@ -104,7 +104,7 @@ def test_one_world_alone_has_no_reading(tmp_path):
 
 def test_too_few_trials_tell_nothing(tmp_path):
     run = Run.open(str(played(sweep(), tmp_path, 6)))
-    trials = Trials.joined(run.plan.audits[0], run.prefix(run.plan.audits[0]))
+    trials = Trials.joined(run.plan.audits[0], run.finished_prefix(run.plan.audits[0]))
     assert Reading.of_audit(run, 0, trials) is not None
     few = np.arange(len(trials.members)) < 19
     assert Reading.of_audit(run, 0, dataclasses.replace(trials, missed=~few)) is None

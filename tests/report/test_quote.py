@@ -89,7 +89,7 @@ def test_a_larger_mu_is_quoted_against_gaussian_noise_of_this_package(bounded, m
     monkeypatch.setattr(mechanism, "adds_gaussian_noise", True)
     run = with_bounds(bounded, "accuracy", epsilon_lower_together=99.0)
     assert quote(run, 0).epsilon == 99.0
-    assert run.above(run.plan.audits[0]), "so it is not CONSISTENT"
+    assert run.has_bound_above_claim(run.plan.audits[0]), "so it is not CONSISTENT"
 
 
 def test_without_a_bound_of_the_same_level_nothing_is_quoted(bounded):
