@@ -2,9 +2,9 @@
 
 A step-trial is one release with a canary in it or not, by a fair random bit. Given all steps
 before, a release with the accounted noise multiplier σ is μ-Gaussian differentially private with
-μ = 1/σ with regard to that coin. So scores of one run after another are trials of one claim, and
-`stats.claim_verdict` holds its level for them: it bets by earlier trials alone. A run-trial has the
-canary in the whole run or not at all, drawn into each step at the accounted rate.
+μ = 1/σ with regard to that bit. So the scores of one run after another are trials of one claim.
+`stats.claim_verdict` holds its level for them, as it bets by earlier trials alone. In a run-trial
+the canary is drawn into each step of the run at the accounted rate, or never, by such a bit.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from .script_findings import ALPHA, Judgement, Measured
 ALTERNATIVE = 0.7  # times the accounted noise: less noise that should have been found
 POWER = 0.8  # probability that trials find ALTERNATIVE
 _LARGEST_EPSILON = 50.0  # runs show nothing of a larger ε
-_AUDITS = 25  # simulated, to estimate power
-_SIZES = tuple(round(100 * 1.5**k) for k in range(14))  # 100 to 19 462
+_AUDITS = 25  # audits that are simulated to estimate power
+_SIZES = tuple(round(100 * 1.5**k) for k in range(14))  # numbers of trials, 100 to 19 462
 
 
 @dataclasses.dataclass
@@ -35,9 +35,12 @@ class CanaryTrials:
     """Trials of one layer: the test that their bits and scores are folded into, in order.
 
     Attributes:
+        layer: 1 step test, 2 run test.
+        planned: number of trials that the test is tuned for.
+        curve: the claimed trade-off curve of one trial.
         claim: the claim in words.
-        noise: multiplier that is claimed of a step; None for runs.
-        members: trials with the canary.
+        noise: noise multiplier that is claimed of a step; None for runs.
+        members: number of trials with the canary.
     """
 
     layer: int
@@ -75,7 +78,8 @@ class CanaryTrials:
         """Returns a lower bound on ε at `delta`, of a step or a run; None if no ε is claimed.
 
         The same test compares the same trials with stronger and weaker claims of the same kind. The
-        bound is the strongest that it refutes, and costs no error beyond that of the verdict.
+        bound is the ε of the weakest claim that the test refutes. It costs no error beyond that of
+        the verdict.
         """
         level = ALPHA[self.layer]
         if self.noise is not None:
@@ -96,7 +100,7 @@ class CanaryTrials:
         return Measured(2, "whole run", bound, claimed, delta, "nothing")
 
     def judge(self, needed: int | None) -> Judgement:
-        """Judges the trials; `needed` of them would find noise of 0.7 of what is accounted."""
+        """Judges the trials; `needed` trials would find noise of 0.7 times the accounted noise."""
         self.test.look(now=True)
         name, unit = {1: ("every step a trial", "steps"), 2: ("runs", "runs")}[self.layer]
         judgement = Judgement(self.layer, name)
@@ -117,7 +121,7 @@ class CanaryTrials:
 
 
 def step_trials(noise: float, planned: int) -> CanaryTrials:
-    """Returns the step test of the claim of one step with this noise multiplier."""
+    """Returns the step test of the claim that a step has this noise multiplier."""
     claim = f"a noise multiplier of {noise:.3g}"
     return CanaryTrials(1, planned, curves.gaussian(1 / noise), claim, noise)
 

@@ -1,7 +1,7 @@
 """The ε of a script: what its accountants state, and what its accounted steps compose to.
 
 Steps on the same records compose, by all engines together; steps on disjoint records do not add
-up. A history that was loaded replaces the steps that it has in common with this process.
+up. A history that was loaded from a checkpoint repeats steps, which are counted once.
 """
 
 import collections
@@ -38,9 +38,9 @@ def groups_of(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
 def steps_on_same_records(claims: Sequence[Claim]) -> History:
     """Returns the steps of claims on the same records, each step once.
 
-    The part of a history that was loaded repeats steps: those of earlier engines of this process,
-    which are counted with their engines, and those of an earlier process. Several claims may load
-    the latter, so the largest count of any claim is taken, and no sum.
+    The part of a history that was loaded repeats steps of earlier engines of this process, which
+    are counted with their engines, and steps of an earlier process. Several claims may load the
+    same steps of an earlier process, so of these the largest count of any claim is taken, no sum.
 
     Args:
         claims: the claims, in the order in which their engines were made.
@@ -57,7 +57,7 @@ def steps_on_same_records(claims: Sequence[Claim]) -> History:
 
 
 def _counts(history: History) -> Counts:
-    """Counts the steps of a history by noise and sampling rate, which is 1 at most."""
+    """Counts the steps of a history by noise and sampling rate; a rate above 1 counts as 1."""
     counts = Counts()
     for noise, rate, steps in history:
         counts[noise, min(rate, 1.0)] += int(steps)
@@ -77,10 +77,10 @@ def composed_epsilon(history: History, delta: float) -> float:
 
 
 def _bundled(history: History) -> History:
-    """Replaces neighbouring noise multipliers of one rate by one with the same mean of 1 / σ².
+    """Replaces neighbouring noise multipliers of one rate by one σ that has their mean of 1 / σ².
 
-    Divergences of sampled steps are convex in 1 / σ², so those of the mean are smaller. Steps with
-    the least noise, which matter most, stay as they are.
+    Divergences of sampled steps are convex in 1 / σ², so a step with the mean has a smaller one.
+    Steps with the least noise, which matter most, stay as they are.
     """
     by_noise = sorted(history)
     events = by_noise[: _MOST_KINDS // 2]

@@ -1,7 +1,7 @@
 """The Python environment that a script runs in, if it is another one than the audit's.
 
-It needs what the script needs, and nothing for the audit: the watch imports torch and numpy only,
-and finds this package by a link (see `isolation.Sandbox`).
+The environment needs what the script needs, and nothing for the audit: the watch imports torch and
+numpy only, and a link leads to this package (see `isolation.Sandbox`).
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import imports
 from ..errors import SpecError
 
-# Any Python 3 can run this: it tells its version, and which of some modules are installed.
+# Any Python 3 can run this program. It prints the version, and which of some modules are installed.
 _PROBE = """
 import importlib.util, json, sys
 def home(name):
@@ -32,7 +32,7 @@ class Interpreter:
 
     Attributes:
         path: the program.
-        imports: installed modules of its environment that the script may import.
+        imports: installed modules of the program's environment that the script may import.
     """
 
     path: str
@@ -43,7 +43,7 @@ class Interpreter:
         """Returns the interpreter at `path`.
 
         Raises:
-            SpecError: it is missing, is not a Python, is too old, or has no torch.
+            SpecError: the program is missing, is not a Python, is too old, or has no torch.
         """
         names = imports.imported_names("", script)
         command = [path, "-I", "-c", _PROBE, "numpy", "torch", *names]

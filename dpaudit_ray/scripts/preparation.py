@@ -1,9 +1,9 @@
 """Finds out whether a script prepares each record without looking at the others.
 
 The private records come from some array of the script, row by row or not. In one run, rows of an
-array change their order in cycles of different lengths: if the prepared records move in the same
-cycles, these rows are theirs. In the next run, some of these rows become equal. Their records may
-change then, and no others.
+array change places in cycles of different lengths. If prepared records move in a cycle of the same
+length, they come from the rows of that cycle. In the next run, some of these rows become equal.
+Their records may change then, and no others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from .protocol import Appeared, Prepared
 
 _MOST_LENGTHS = 3  # lengths of arrays that are followed
-_MOST_LINES = 3  # whose arrays of one length are changed
+_MOST_LINES = 3  # lines of the script whose arrays of one length are changed
 _FEWEST_ROWS = 3  # rows that must be found again in the records
 _LONGEST_CYCLE = 40
 _SHARE = 10  # one in ten rows takes part in a cycle
@@ -27,7 +27,8 @@ _TOLERANCES = (1e-4, 1e-3, 1e-2)  # shares of the spread by which a statistic ma
 _EXACT = 1e-6  # share of the spread: the same operations on the same numbers differ by less
 
 Numbers = npt.NDArray[np.float64]
-Cycle = list[int]  # each row gets the values of the one before it, the first those of the last
+# Rows that change places: each gets the values of the row before it, the first those of the last.
+Cycle = list[int]
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class PreparationRuns:
     settings_changed: tuple[str, ...] = ()
 
 
-# Changes rows of arrays, named by their digests, where they appear; returns what comes of it, or
-# None if the run fails. Without targets, rows with the extremes of columns are changed.
+# Runs the script until training is private, with changed rows of some arrays. Takes the arrays'
+# digests, the rows that change, and the rows whose values these get (see `RunRequest`). Returns the
+# prepared records, or None if the run fails.
 Rerun = Callable[[Sequence[str], tuple[int, ...], tuple[int, ...]], Prepared | None]
 
 
@@ -78,32 +80,32 @@ def _follow_arrays(
 ) -> PreparationRuns | None:
     """Follows rows of arrays of one length.
 
-    Records and labels are rotated together at first. What is computed from them has another digest
-    then, and is left alone. If that shows nothing, the arrays of one line are rotated.
+    All arrays, such as records and labels, are rotated together at first. An array that is computed
+    from them has another digest then, and is left alone. If the run shows nothing, the arrays of
+    each line are rotated alone.
     """
     rows = arrays[0].rows
     row_cycles = cycles(rows)
-    rotation = moves(row_cycles)
+    rotation = rotation_of(row_cycles)
     by_event: dict[int, list[Appeared]] = {}
     for array in arrays:
         by_event.setdefault(array.event, []).append(array)
-    of_lines = list(by_event.values())[:_MOST_LINES]
-    # All arrays together; if that shows nothing, those of each line alone.
-    for chosen in (arrays, *(of_lines if len(of_lines) > 1 else ())):
+    arrays_of_lines = list(by_event.values())[:_MOST_LINES]
+    for chosen in (arrays, *(arrays_of_lines if len(arrays_of_lines) > 1 else ())):
         rotated = rerun(_digests(chosen), *rotation)
         if rotated is None:
             continue
         result = PreparationRuns(chosen[0].line, len(before.records), len(rotation[0]))
-        descent = lineage(before, rotated, row_cycles)
+        descent = find_lineage(before, rotated, row_cycles)
         private = [chosen]
         if len(descent.rows) < _FEWEST_ROWS:
-            mixed = mixed_records(before, rotated, row_cycles)
+            mixed = count_mixed_records(before, rotated, row_cycles)
             if mixed and rows == result.records:
                 return replace(result, records_changed=mixed)
             continue
-        if chosen is arrays and len(of_lines) > 1:
-            # Public data may be as long as the records: their rows move no record.
-            reruns = [(part, rerun(_digests(part), *rotation)) for part in of_lines]
+        if chosen is arrays and len(arrays_of_lines) > 1:
+            # Arrays of public data may be as long as the records. Their rows move no record.
+            reruns = [(part, rerun(_digests(part), *rotation)) for part in arrays_of_lines]
             private = [part for part, run in reruns if run and moves_records(before, run, descent)]
         if private:
             digests = list(chain.from_iterable(map(_digests, private)))
@@ -132,10 +134,10 @@ def _with_equal_rows(
         rerun: runs the script.
         digests: digests of the arrays.
         descent: rows and their records.
-        result: so far.
+        result: the result so far.
 
     Returns:
-        The result; None if no run ended, had these rows, and prepared as many records.
+        The result; None if no run ended, had the rows to change, and prepared as many records.
     """
     is_whole = len(descent.rows) == len(rotated.targets)
     changed_rows = 0
@@ -148,7 +150,7 @@ def _with_equal_rows(
         if len(after.records) == len(before.records):
             changed_rows = changed_rows or len(after.targets)
         positions = descent.positions if targets else ()
-        changed = changed_others(before, after, after.targets, positions)
+        changed = count_changed_others(before, after, after.targets, positions)
         settings = changed_settings(before, rotated, after)
         if changed or settings:
             return replace(
@@ -161,7 +163,7 @@ def _with_equal_rows(
 
 
 def arrays_by_length(prepared: Prepared) -> list[list[Appeared]]:
-    """Groups arrays by their rows, in the order of their first appearance.
+    """Groups arrays by their number of rows, in the order of their first appearance.
 
     Arrays that are much shorter than the records, such as those of networks, are left out.
     """
@@ -181,13 +183,13 @@ def cycles(rows: int) -> list[Cycle]:
         if sum(lengths) + length > max(2, rows // _SHARE):
             break
         lengths.append(length)
-    # Rows at the beginning may decide on an order, as that in which words appear.
+    # The first rows are spared: they may decide on an order, as that in which words appear.
     spread_rows = np.linspace(rows // _SHARE, rows - 1, sum(lengths)).astype(int)
     return [part.tolist() for part in np.split(spread_rows, np.cumsum(lengths)[:-1])]
 
 
-def moves(cycles: Iterable[Cycle]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns rows that get other values, and the rows that these come from."""
+def rotation_of(cycles: Iterable[Cycle]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the rows that get other values, and the rows that these values come from."""
     targets: list[int] = []
     sources: list[int] = []
     for cycle in cycles:
@@ -198,13 +200,13 @@ def moves(cycles: Iterable[Cycle]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Lineage:
-    """Rows of an array that are private records, and the positions of these in the data set."""
+    """Rows of an array that become private records, and the records' positions in the data set."""
 
     rows: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
 
 
-def lineage(
+def find_lineage(
     before: Prepared,
     rotated: Prepared,
     cycles: Sequence[Cycle],
@@ -217,7 +219,7 @@ def lineage(
     distances = np.abs(first - second).max(1) / _spread(first)
     for tolerance in _TOLERANCES:
         positions = np.flatnonzero(distances > tolerance)
-        if len(positions) > len(first) / 2:  # a statistic has changed, or the order of all
+        if len(positions) > len(first) / 2:  # a statistic has changed, or the order of all records
             continue
         record_cycles = _record_cycles(
             first[positions], second[positions], tolerance * _spread(first)
@@ -235,8 +237,8 @@ def _record_cycles(
     second: Numbers,
     tolerance: float,
 ) -> list[Cycle]:
-    """Returns the cycles in which summaries [n, SUMMARY] moved, by their indices."""
-    came_from: dict[int, int] = {}  # which record's values each record has after the rotation
+    """Returns the cycles of indices in which summaries [n, SUMMARY] moved."""
+    came_from: dict[int, int] = {}  # index of the record whose values each record now has
     for index, summary in enumerate(second):
         (equal,) = np.nonzero(np.abs(first - summary).max(1) <= tolerance)
         if len(equal) == 1:
@@ -258,7 +260,7 @@ def moves_records(
     rotated: Prepared,
     descent: Lineage,
 ) -> bool:
-    """Returns whether rotated rows of one array moved some of these records, and few others."""
+    """Returns whether rotated rows of one array moved records of `descent`, and few others."""
     first = np.array(before.records)
     second = np.array(rotated.records)
     if len(first) != len(second):
@@ -273,9 +275,14 @@ def changed_settings(
     rotated: Prepared,
     after: Prepared,
 ) -> tuple[str, ...]:
-    """Returns the names of settings that changed rows decide, and their order does not.
+    """Returns the names of settings that depend on the values of rows, but not on the rows' order.
 
-    Such a setting is the same with rotated rows as before, and another one with equal rows.
+    Such a setting is the same with rotated rows as before, and differs with equal rows.
+
+    Args:
+        before: outcome of a run with nothing changed.
+        rotated: outcome of a run with rotated rows.
+        after: outcome of a run with equal rows.
     """
     return tuple(
         name
@@ -284,23 +291,24 @@ def changed_settings(
     )
 
 
-def mixed_records(
+def count_mixed_records(
     before: Prepared,
     rotated: Prepared,
     cycles: Sequence[Cycle],
 ) -> int:
     """Counts records that changed with rotated rows, if each row is a part of several records.
 
-    The count is 0 if no more records changed than a row each explains, or most of them. A table of
-    public vectors that records look up has rows in several records, too. It seldom has as many rows
-    as there are records, so the caller requires that of the array.
+    The count is 0 if about one record changed for each row, as if each had one row, or if most
+    records changed. Rows of a table of public vectors that records look up are in several
+    records, too. But such a table seldom has as many rows as there are records, so the caller
+    requires that number of the array.
     """
     rows = sum(map(len, cycles))
-    changed = _missing(np.array(before.records), rotated)
+    changed = _count_missing(np.array(before.records), rotated)
     return changed if _MOST_RECORDS * rows < changed <= len(before.records) / 2 else 0
 
 
-def changed_others(
+def count_changed_others(
     before: Prepared,
     after: Prepared,
     rows: Sequence[int],
@@ -311,27 +319,27 @@ def changed_others(
     Args:
         before: outcome of a run with nothing changed.
         after: outcome of a run in which rows were changed.
-        rows: these rows.
-        positions: positions of their records in the data set, as far as that is known.
+        rows: the rows that were changed.
+        positions: positions of the rows' records in the data set, as far as these are known.
     """
     is_as_long = len(before.records) == len(after.records)
     if is_as_long and positions:
-        changed = _missing(np.delete(np.array(before.records), positions, axis=0), after)
+        changed = _count_missing(np.delete(np.array(before.records), positions, axis=0), after)
         if changed:
             return changed
     if not (is_as_long or positions):
-        return 0  # a row that was left out may be in now, so that a random split is another one
-    changed = _missing(np.array(before.records), after)
+        return 0  # a row that was left out may be in now, and then a random split differs
+    changed = _count_missing(np.array(before.records), after)
     return changed if changed > _MOST_RECORDS * len(rows) else 0
 
 
-def _missing(records: Numbers, after: Prepared) -> int:
+def _count_missing(records: Numbers, after: Prepared) -> int:
     """Counts records [n, SUMMARY] that a run does not have, at any position."""
     candidates = np.sort([record[0] for record in after.records])
     tolerance = _EXACT * _spread(records[:, 0])
     count = 0
     index = 0
-    for number in np.sort(records[:, 0]):  # each candidate is taken once
+    for number in np.sort(records[:, 0]):  # each candidate can be the match of one record
         while index < len(candidates) and candidates[index] < number - tolerance:
             index += 1
         if index < len(candidates) and candidates[index] <= number + tolerance:

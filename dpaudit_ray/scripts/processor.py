@@ -1,9 +1,11 @@
-"""Time that a process waits for a processor; it needs the standard library alone."""
+"""Time that a process waits for a processor; this module needs the standard library alone."""
 
 import contextlib
 from pathlib import Path
 
-_SCHEDULING = Path("/proc/self/schedstat")  # Linux: nanoseconds run and waited, and slices
+_SCHEDULING = Path(
+    "/proc/self/schedstat"
+)  # Linux: nanoseconds run, nanoseconds waited, number of time slices
 
 
 def waited() -> float:

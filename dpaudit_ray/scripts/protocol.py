@@ -40,27 +40,28 @@ class RunRequest:
     Attributes:
         seed: seed of all coins and canaries.
         inspects: steps are replayed with other noise and other examples.
-        canary: "steps" puts one into every other step by coins, "run" into all steps or none.
-        member: of a "run" canary, whether it is in.
+        canary: "steps" adds a canary to about half of the steps, by coins; "run" to all or none.
+        member: whether the steps of a "run" canary have it.
         reseeds: constants that the script seeds generators with are mixed with `seed`.
         most_steps: number of releases after which the run ends.
         seconds: the run ends at its first release after this time.
-        one_more: the data set gets one record more.
+        one_more: the data set gets an additional record.
         pinned: releases are replaced by pseudorandom numbers. "unchanged" changes nothing else;
             "exchanged" has another record in place of `record`; "varied" exchanges a record of
             each batch, or leaves one out; "halved" has one record in place of every other;
             "other_noise" has other noise in the steps with `record`; "other_randomness" has other
             random numbers after them.
-        record: index of the record that a pinned run is about; None if it is about each batch's,
-            or chooses one.
+        record: index of the record that a pinned run is about; None if the run is about a record
+            of each batch, or chooses the record itself.
         tables: digests of the data set's arrays. The "exchanged" run has other records in half of
             them until training is private.
         answers: ε that accountants gave an earlier run, by a digest of the question.
         follows: the script's arrays are listed until training is private.
         arrays: digests of arrays of which rows are changed where they appear. The run then ends
             where training becomes private.
-        targets: indices of those rows; none for rows with the extremes of columns.
-        sources: indices of the rows whose values they get; one in the middle without targets.
+        targets: indices of the changed rows; empty if rows with the extremes of columns change.
+        sources: indices of the rows whose values the targets get; empty if all of them get those
+            of the row in the middle.
     """
 
     seed: int
@@ -83,7 +84,7 @@ class RunRequest:
     sources: tuple[int, ...] = ()
 
     def is_about(self, draw: Any) -> bool:
-        """Returns whether a pinned run changes something of a draw's step."""
+        """Returns whether a pinned run changes something of the step that has this draw."""
         if self.record is None:
             return self.pinned != "unchanged"
         return self.record in draw
@@ -95,7 +96,7 @@ class RunRequest:
         return int.from_bytes(digest, "big") % 2**63
 
     def coin(self, chance: float, *label: str | int) -> bool:
-        """Returns True with this chance, and the same each time for a label."""
+        """Returns True with this chance; a label always has the same answer."""
         return random.Random(self.derived("coin", *label)).random() < chance
 
 
@@ -113,7 +114,7 @@ class Made(Entry):
     Attributes:
         phase: phase of the run: "import" while the script is imported, else "main".
         records: number in the data set; None for data that come as a stream.
-        batches: number of batches of a walk through the private loader.
+        batches: number of batches of one walk through the private loader.
         noise: noise multiplier.
         expected_batch_size: mean number of records in a batch; None if it is not stated.
         replaced_sampler: class of a sampler that Opacus drops; "" if it is a usual one.
@@ -131,9 +132,10 @@ class Made(Entry):
     target_delta: float | None = None
 
 
-# Changes: nothing should move after the first; the second may be longer than records can be.
+# Changes of one example, in words. A record without a gradient should move no release.
 EMPTY = "a record without a gradient"
-WILD = "a record with values"  # so many times larger
+# It may be longer than records of the data can be. The factor of its values follows.
+WILD = "a record with values"
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,11 @@ class Correlation:
 
     Attributes:
         kind: of two "steps", of two "tensors" of a step, or of "neighbours" in one tensor.
-        between: numbers of the two steps or tensors; for neighbours twice their tensor's.
+        between: the two steps or tensors, each by its number; for neighbours their tensor twice.
         numbers: length of each vector.
         value: the correlation, in [-1, 1].
         pairs: how many pairs were compared.
-        shift: how many entries later the numbers of the second are.
+        shift: entry i of the first vector is compared with entry i + shift of the second.
     """
 
     kind: Literal["steps", "tensors", "neighbours"]
@@ -172,7 +174,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class LawDistance:
-    """Kolmogorov distance of standardised noise from the normal law, by some `numbers` of it."""
+    """Kolmogorov distance of standardised noise from the normal law, by `numbers` of its values."""
 
     distance: float
     numbers: int
@@ -184,18 +186,19 @@ class StepInspection(Entry):
 
     Attributes:
         optimizer: number of the optimizer or call site.
-        noise: noise multiplier that the step's own call states, if it does.
+        noise: noise multiplier that the step's own call states; None if it states none.
         names: names of the tensors.
         sizes: how many numbers each tensor has.
         bound: length of a clipped gradient in what is released, if known.
         norms: squared lengths of the release; inf if it is not finite.
-        ghost: the step uses ghost clipping, which never has a record's gradient.
-        replays: whether the same generators gave the same release; without it the rest is empty.
+        ghost: the step uses ghost clipping, which never computes a record's gradient.
+        replays: whether the same generators gave the same release. If not, the attributes below
+            are empty.
         draws: how many times the noise was drawn.
-        squares: squared distance of these draws from their mean.
+        squares: squared distance of the draws from their mean.
         shifts: how far changes of one example moved the release.
         without_noise: indices of tensors with numbers that a record moves and no draw does.
-        correlations: the most striking ones between noise vectors.
+        correlations: the most striking correlations of noise vectors.
         law: distance of the noise from the normal law; None if it is not known.
         counts: the last number of the release is a count that sets the clipping bound.
         has_gaps: numbers of releases are zero in some draws, and not in others.
@@ -225,7 +228,7 @@ class GhostInspection(Entry):
     """Backward pass of ghost clipping.
 
     Attributes:
-        step: its number, from 0.
+        step: number of the pass's step, from 0.
         longest: length of the longest clipped gradient of one record.
         change: the record with that gradient, and the factor of its loss, in words.
         bound: the clipping bound.
@@ -243,7 +246,8 @@ class ForwardInspection(Entry):
 
     Attributes:
         mixes: whether outputs of other records changed.
-        relative_change: largest change of an output of other records, relative to the largest one.
+        relative_change: largest change of an output of other records, relative to the largest
+            output.
         time_first: records lie along the second dimension, as many as were drawn.
         buffers: names of buffers that learn from records.
         inconclusive: why the repeats show nothing; "" if they do.
@@ -265,7 +269,7 @@ class Trial(Entry):
         score: how far the release lies in the canary's direction; its mean is 1 with it, else 0.
         noise: noise multiplier that the step was accounted with, the standard deviation of the
             score; None if it is unknown.
-        rate: sampling rate that it was accounted with, likewise.
+        rate: sampling rate that the step was accounted with; None if it is unknown.
     """
 
     member: bool
@@ -292,9 +296,9 @@ class CarriedSum(Entry):
 class ArraysGiven(Entry):
     """A custom loop gave arrays at a step: of its clipped "sum", or of its "noise".
 
-    Or its function "draws" random numbers for each record, not only for its noise; or a step has
-    the generators of an earlier one "again"; or its records are "numbers" of rows, or seem
-    "bounded" before it.
+    Of other kinds the loop's function "draws" random numbers for each record, and not only for
+    noise; or a step has the generators of an earlier step "again"; or records are "numbers" of
+    rows, or seem "bounded" before the step.
     """
 
     kind: Literal["sum", "noise", "draws", "again", "numbers", "bounded"]
@@ -304,8 +308,8 @@ class ArraysGiven(Entry):
 class Participation(Entry):
     """Claim of correlated noise that a record takes part every `separation` steps.
 
-    `has_indices`: steps state the indices of their records. `record` is the index of one that takes
-    part otherwise, with two of its steps.
+    `has_indices`: steps state the indices of their records. `record` is the index of a record that
+    breaks the claim, with two steps that it takes part in.
     """
 
     separation: int
@@ -318,16 +322,16 @@ class PinnedStep(Entry):
     """A step of a pinned run.
 
     Attributes:
-        member: it has the record that is exchanged; False in a run that chooses it.
-        change: change of the step's batch, in words; "" if it is the run's.
-        missing: position of the record that was left out.
-        release: digests of what it would have released.
-        update: digests of the gradients that reached the optimizer in place of the pinned ones;
-            the same as pinned if nothing came in between.
+        member: the step has the record that is exchanged; False in a run that chooses the record.
+        change: change of this step's batch, in words; "" if the run makes the same in all steps.
+        missing: position in the batch of the record that was left out.
+        release: digests of what the step would have released.
+        update: digests of the gradients that reached the optimizer. They are the pinned gradients
+            if nothing came in between.
         rows: length of each example's gradient.
         rounding: relative distance of neighbouring numbers of the gradients' type.
         state: digests of the generator's state and of the parameters before the step.
-        drawn: number of records.
+        drawn: number of records in the batch.
     """
 
     member: bool
@@ -345,7 +349,7 @@ class PinnedStep(Entry):
 class Appeared:
     """An array of the script: its digest where it appears, its rows, and the script's line.
 
-    `event` numbers the lines that were executed.
+    `event` is the number of lines and returns that were traced until then.
     """
 
     digest: str
@@ -354,19 +358,20 @@ class Appeared:
     line: str
 
 
-SUMMARY = 3  # numbers
+SUMMARY = 3  # numbers that summarise a record
 Summary = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared(Entry):
-    """Arrays of the script until training became private, and a summary of each record then.
-
-    The numbers of a summary are random combinations of all values of the record.
+    """Data of a script at the time when training became private.
 
     Attributes:
         targets: indices of the rows that were changed.
         settings: settings of training, as texts by their names.
+        arrays: arrays that the script had until then.
+        records: summary of each record. Its numbers are random combinations of all the record's
+            values.
     """
 
     targets: tuple[int, ...] = ()
@@ -380,8 +385,8 @@ class Claim:
     """Statement of one accountant: its history, and ε at each δ; None if it fails.
 
     Attributes:
-        data: number of the group of data that its engine trains on; engines whose data share a
-            record have the same number.
+        data: number of the group of data that the accountant's engine trains on. Engines whose
+            data share a record have the same number.
         loaded: the part of the history that was loaded from a checkpoint.
     """
 
@@ -405,7 +410,7 @@ class AccountedStep:
 
 @dataclass(frozen=True)
 class Report:
-    """An ε that the script was given by accountant number `claim`, after `steps` releases."""
+    """An ε that the accountant of claim number `claim` gave the script, after `steps` releases."""
 
     delta: float
     epsilon: float
@@ -418,13 +423,15 @@ class Draws:
     """Counts of the draws of one data set at one rate; see `draw_counts`.
 
     Attributes:
-        records: number in the data set; None if that is not known.
+        records: number of records in the data set.
         sizes: records in each draw.
         rate: rate that the draws were accounted with; None if no accountant states it.
-        window: draws in which each record comes once on average, and how many `windows`.
+        window: number of draws in which each record comes once on average.
+        windows: number of such windows among the draws.
         shared: pairs of draws of one window that share a record.
         most: draws that the most frequent record is in; None if indices were not recorded.
-        squares: sum of the squared numbers of draws that records are in; None likewise.
+        squares: sum over records of the squared number of draws that the record is in; None if
+            indices were not recorded.
         twice: records drawn into a batch they were in already.
     """
 
@@ -444,6 +451,8 @@ class UnevenStep:
     """A step with another number of per-example gradients than records were drawn.
 
     Attributes:
+        rows: number of the gradients.
+        drawn: number of the records.
         passes: backward passes that gave the gradients.
         records_each: most records that one gradient is of, by the forward passes under vmap.
     """
@@ -459,8 +468,8 @@ class UnevenStep:
 class OutsideSteps:
     """Steps of an optimizer that no engine wraps.
 
-    `when`: "before" or "after" training became private. `private`: it updates parameters
-    of a private network, with these `names`.
+    `when`: "before" or "after" training became private. `private`: the optimizer updates
+    parameters of a private network, with these `names`.
     """
 
     when: Literal["before", "after"]
@@ -497,16 +506,17 @@ class RunResult:
         other_networks: classes of other networks that the records trained without noise.
         had_early_records: the private network got records before training was private.
         tables: digests of the data sets' arrays.
-        common_scale: what all columns have in common that were scaled by themselves; "" if none.
+        common_scale: in words, what all columns have in common if each was scaled by its own
+            values; "" if they have nothing in common.
         initial_statistics: private parameters that began as statistics of the records.
         outside_steps: steps of optimizers that no engine wraps.
-        processes: started by the script, and not watched.
+        processes: processes that the script started, and that are not watched.
         seeded: generators seeded with constants, as "torch.manual_seed(3)".
         noise_seeds: first seeds of the optimizers' own generators.
         published: of a pinned run, names and digests of what is returned, saved or decided by.
         chosen: of a pinned run, index of the record that is exchanged; None if none was chosen.
-        chosen_as: why this one, such as "the longest record".
-        copies: records of the first batches that equal another one.
+        chosen_as: why that record was chosen, such as "the longest record".
+        copies: records of the first batches that equal another record.
         lines: the script's line for each place that a finding names.
         leftovers: names of values that are returned or saved, by what they carry.
         publishes_more: values are returned or saved that are no numbers of networks.
@@ -514,7 +524,7 @@ class RunResult:
         waited: seconds that the run waited for a processor.
         returned_nothing: the function returned None.
         sources: SHA-256 of the script and of the modules in its folder, by their paths from there.
-        versions: versions of Python and of packages that it computes with, by their names.
+        versions: versions of Python and of packages that the script computes with, by their names.
         marks: what the script states by `@audited`.
     """
 

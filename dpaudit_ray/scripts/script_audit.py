@@ -32,13 +32,14 @@ from .script_findings import LAYERS, AuditedCode, Finding, Judgement, ScriptVerd
 from .script_runs import EndedRun, Runner, Target
 from .unchecked import unchecked_in
 
-_FOR_RUNS = 0.9  # share of the budget; the rest is for judging the runs
-_INSPECTING = 0.85  # share of the remaining time, after which the inspected run ends
-_PINNED = 0.3  # share of the remaining time for each run with pinned releases
-_GRACE = 0.05  # share of the budget that a run may take in addition: it ends after a step
-_FEWEST = 3.0  # seconds, at least; and that must be left for a layer of trials to begin
-_MOST_EXTENDED = 3.0  # times the budget, for runs that wait for a processor
-_MOST_FAILURES = 3  # runs with canaries that raise, before no more are tried
+_SHARE_FOR_RUNS = 0.9  # share of the budget; the rest is for judging the runs
+_INSPECTED_SHARE = 0.85  # share of the remaining time, after which the inspected run ends
+_PINNED_SHARE = 0.3  # share of the remaining time for each run with pinned releases
+# Share of the budget that a run may take beyond its time: it ends only after a step.
+_GRACE_SHARE = 0.05
+_FEWEST_SECONDS = 3.0  # least grace of a run, and least time in which another step trial begins
+_MOST_EXTENDED = 3.0  # times the budget that an audit may take if runs wait for a processor
+_MOST_FAILURES = 3  # failed runs with canaries after which no more are tried
 _MOST_RUN_TRIALS = 400
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
@@ -62,7 +63,7 @@ class Options:
         gib: limit on the memory of a run.
         seed: seed of all random choices.
         secret_size: the number of records is secret, too.
-        silenced: reasons by the codes of findings that do not count.
+        silenced: codes of findings that do not count, each with the user's reason.
     """
 
     budget: float = 600.0
@@ -83,7 +84,7 @@ class Audit:
 
         Args:
             target: the script.
-            runner: runs it; `verdict` closes it.
+            runner: runs the script; `verdict` closes the runner.
             options: limits and choices.
             progress: is called with each phase and its progress, in words.
         """
@@ -108,7 +109,8 @@ class Audit:
         Raises:
             ScriptError: the script cannot be audited as it is.
         """
-        # Threads of BLAS spin while they wait for each other: ten times as long on busy cores.
+        # Threads of BLAS spin while they wait for each other, so on busy cores several threads
+        # would take ten times as long as one.
         with contextlib.closing(self._runner), threadpool_limits(1, "blas"):
             self._inspect()
             for layer, run in {1: self._try_steps, 2: self._try_runs}.items():
@@ -117,17 +119,17 @@ class Audit:
             return self._sum_up()
 
     def _inspect(self) -> None:
-        """Inspects one run, and compares it with others as far as its findings leave it open."""
+        """Inspects one run, and compares it with other runs until there is a violation."""
         self._progress("inspecting one run")
-        # It takes seconds, and is needed to judge the run, which goes on meanwhile.
+        # Judging the run needs this module, whose import takes seconds: it is loaded meanwhile.
         load = functools.partial(importlib.import_module, "opacus.accountants.analysis.rdp")
         threading.Thread(target=load, daemon=True).start()
-        first = self._run_once("look", share=_INSPECTING, inspects=True)
+        first = self._run_once("look", share=_INSPECTED_SHARE, inspects=True)
         target = self._target
         result = script_runs.require_usable(target, first, self._options.budget)
         self._result = result
         self._answers = result.answers
-        # What one run takes, with its imports and without its inspection.
+        # The time that one run takes, with its imports and without its inspection.
         self._seconds = max(0.2, first.ended.seconds - result.inspecting)
         self._noise = _least_noise(first)
         self._delta = target.delta or result.marks.delta or 0.0
@@ -139,14 +141,14 @@ class Audit:
             record=first.record, result=result, delta=self._delta, promised=promised
         )
         self._judgement = checks.judge(inspection)
-        for more in (
+        for add_runs in (
             self._with_second_run,
             self._with_pinned_runs,
             self._with_preparation,
-            self._with_sizes,
+            self._with_one_more_record,
         ):
             if not self._violations:
-                inspection = more(inspection)
+                inspection = add_runs(inspection)
                 self._judgement = checks.judge(inspection)
         for check in self._judgement.looks:
             if check.applies and not check.done:
@@ -157,9 +159,14 @@ class Audit:
             )
 
     def _state_claim(self, promised: float | None, is_cut: bool) -> None:
-        """Sets ε of the claim, and who states it."""
+        """Sets ε of the claim, and who states it.
+
+        Args:
+            promised: ε that the user states, if any.
+            is_cut: the budget ended the run early, so that accountants counted too few steps.
+        """
         self._composed = math.nan
-        if not is_cut:  # else accountants state it of fewer steps
+        if not is_cut:
             self._composed = claims.composed(self._result, self._delta)
         if promised is not None:
             self._claim = promised
@@ -204,25 +211,26 @@ class Audit:
         random numbers, would explain the difference, and the comparison ends.
 
         Args:
-            runs: takes the runs by their names in `PinnedRuns`, those before an error too.
+            runs: takes the runs by their names in `PinnedRuns`. If a run raises an error, it has
+                the runs before.
             inspection: inspection of the script, which decides which records are exchanged.
         """
         unchanged = runs["unchanged"] = self._pinned_run("unchanged")
         # Index of the record that is exchanged, by the kind of the run; None for several.
         records = {"exchanged": unchanged.result.chosen}
         if inspection.uses_opacus:
-            records["varied"] = None  # one of each batch
+            records["varied"] = None  # a record of each batch
         result = inspection.result
         if result.publishes_more or {"tensors", "earlier"} & result.leftovers.keys():
-            records["halved"] = None  # each second one
+            records["halved"] = None  # every other record
         # Records that are read before training is private are exchanged in the tables themselves.
         uses_early = result.had_early_records or result.other_networks
         tables = unchanged.result.tables if uses_early else ()
         for kind, record in records.items():
             changed = self._pinned_run(kind, record, tables)
             # The unchanged run states why the record was chosen.
-            name = "every other record" if kind == "halved" else unchanged.record
-            runs[kind] = replace(changed, record=name)
+            which = "every other record" if kind == "halved" else unchanged.record
+            runs[kind] = replace(changed, record=which)
             if checks.differences(unchanged, changed):
                 runs["exchanged"] = runs[kind]
                 runs["other_noise"] = self._pinned_run("other_noise", record)
@@ -231,23 +239,29 @@ class Audit:
 
     def _with_preparation(self, inspection: Inspection) -> Inspection:
         """Adds runs with changed rows, which end before training, if the records have arrays."""
-        alone = inspection.pinned.unchanged if inspection.pinned else None
-        if alone is None or alone.prepared is None or not alone.prepared.records:
+        unchanged = inspection.pinned.unchanged if inspection.pinned else None
+        if unchanged is None or unchanged.prepared is None or not unchanged.prepared.records:
             return inspection
         self._progress("repeating the preparation with other records")
-        result = preparation.follow(alone.prepared, self._prepared_with)
+        result = preparation.follow(unchanged.prepared, self._prepare_with_changed_rows)
         return replace(inspection, preparation=result)
 
-    def _prepared_with(
+    def _prepare_with_changed_rows(
         self,
         arrays: Sequence[str],
         targets: tuple[int, ...],
         sources: tuple[int, ...],
     ) -> Prepared | None:
-        """Returns the prepared records of a run that changes rows of arrays; None if it fails."""
+        """Returns the prepared records of a run that changes rows of arrays; None if the run fails.
+
+        Args:
+            arrays: digests of the arrays.
+            targets: indices of the rows that change; empty for rows with the extremes of columns.
+            sources: indices of the rows whose values these get.
+        """
         run = self._run_once(
             "pinned",
-            share=_PINNED,
+            share=_PINNED_SHARE,
             pinned="unchanged",
             follows=True,
             arrays=tuple(arrays),
@@ -266,7 +280,7 @@ class Audit:
 
         Args:
             kind: a value of `RunRequest.pinned`.
-            record: index of the record that the run is about; None for each batch's.
+            record: index of the record that the run is about; None for a record of each batch.
             tables: digests of arrays in which other records are to be put.
 
         Raises:
@@ -274,7 +288,7 @@ class Audit:
         """
         run = self._run_once(
             "pinned",
-            share=_PINNED,
+            share=_PINNED_SHARE,
             pinned=kind,
             record=record,
             tables=tables,
@@ -289,8 +303,8 @@ class Audit:
             raise ScriptError("no draw of four records or more was observed")
         return PinnedRun.from_record(run.result, run.record)
 
-    def _with_sizes(self, inspection: Inspection) -> Inspection:
-        """Adds the number of records as the secret: the same run with one record more."""
+    def _with_one_more_record(self, inspection: Inspection) -> Inspection:
+        """Adds the same run with an additional record, if the number of records is secret."""
         if not self._options.secret_size:
             return inspection
         self._progress("repeating the first step with one more record")
@@ -307,7 +321,7 @@ class Audit:
         budget = self._options.budget
         waited = self._waited / self._runner.width + processor.waited() - self._already_waited
         extension = min(waited, (_MOST_EXTENDED - 1) * budget)
-        return _FOR_RUNS * budget + extension - (time.monotonic() - self._began)
+        return _SHARE_FOR_RUNS * budget + extension - (time.monotonic() - self._began)
 
     @property
     def _affordable_runs(self) -> int:
@@ -330,7 +344,7 @@ class Audit:
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
         """Yields ended runs in the order of their requests, and counts them and their waits."""
-        grace = max(_FEWEST, _GRACE * self._options.budget)
+        grace = max(_FEWEST_SECONDS, _GRACE_SHARE * self._options.budget)
         grace += (_slowdown() - 1) * self._seconds_left
         for run in self._runner.run(requests, Limits(grace, self._options.gib)):
             self._runs += 1
@@ -348,7 +362,7 @@ class Audit:
 
         Args:
             label: texts and numbers from which the run's seed is derived.
-            share: share of the remaining time, that the run may take.
+            share: share of the remaining time that the run may take.
             fields: further fields of the request.
         """
         seed = RunRequest(seed=self._options.seed).derived(*label)
@@ -365,10 +379,10 @@ class Audit:
         """Yields up to `most_runs` runs with canaries, while time remains and trials may decide.
 
         Args:
-            layer: the trials that decide when there are enough.
-            make_request: makes the request of run number n.
+            layer: the trials, which decide when there are enough.
+            make_request: makes the request of the run with this number.
             most_runs: number of runs at most.
-            least_seconds: time that must remain for one more run.
+            least_seconds: time that must remain for another run.
         """
         phase = {1: "testing steps", 2: "testing whole runs"}[layer.layer]
 
@@ -386,7 +400,7 @@ class Audit:
         self._progress(f"{phase}: 0 of {layer.planned} trials")
         for run in self._run(requests()):
             yield run
-            counted = min(layer.count, layer.planned)  # a run may have more steps than are needed
+            counted = min(layer.count, layer.planned)  # a run may have more steps than needed
             self._progress(f"{phase}: {counted} of {layer.planned} trials")
 
     def _budget_for(self, runs: int) -> str:
@@ -395,10 +409,10 @@ class Audit:
         return f"{math.ceil(seconds / 60)}min" if seconds > 90 else f"{math.ceil(seconds)}s"
 
     def _try_steps(self) -> None:
-        """Tests steps: each is a trial."""
+        """Runs the step test, in which each step is a trial."""
         steps_taken = sum(self._result.steps)
         if self._noise is None or not steps_taken:
-            self._not_done(1, "every step a trial", "no step was accounted")
+            self._note_not_done(1, "every step a trial", "no step was accounted")
             self._remedies.append("the step test needs an accountant that counts steps")
             return
         needed = canary_trials.steps_needed(self._noise)
@@ -406,16 +420,17 @@ class Audit:
         planned = min(needed or affordable, affordable)
         layer = self._trials[1] = canary_trials.step_trials(self._noise, max(planned, 10))
 
-        def make(number: int) -> RunRequest:
+        def make_request(number: int) -> RunRequest:
             """Requests a run whose steps have canaries, with other coins than other runs."""
             return self._request("steps", number, canary="steps", reseeds=True)
 
-        # A run that is cut has told of its steps until then.
-        for run in self._canary_runs(layer, make, math.ceil(planned / steps_taken), _FEWEST):
+        most_runs = math.ceil(planned / steps_taken)
+        # The record of a run that was cut has the steps that ended before.
+        for run in self._canary_runs(layer, make_request, most_runs, _FEWEST_SECONDS):
             trials = entries_of(run.record, Trial)
             layer.fold([trial.score for trial in trials], [trial.member for trial in trials])
             if run.ended.how != "returned":
-                # The step that it ended in: its coin was thrown.
+                # The step in which the run ended counts as a wrong guess: its coin was thrown.
                 layer.miss(run.request.coin(0.5, "bit", 0, len(trials)))
                 if run.ended.how != "hung" or self._seconds_left > 0:
                     self._failed.append(run)
@@ -427,35 +442,35 @@ class Audit:
         self._judgement.add(judgement)
         if judgement.complete or judgement.findings or self._judgement.enough:
             return
-        need = f"20,000 steps cannot detect 0.7 of a noise multiplier of {self._noise:.3g}"
+        remedy = f"20,000 steps cannot detect 0.7 of a noise multiplier of {self._noise:.3g}"
         if needed is not None:
             runs = math.ceil((needed - layer.count) / steps_taken)
-            need = f"{needed} step trials would detect 0.7 of the noise; {runs} more runs, about "
-            need += f"--budget {self._budget_for(runs)}"
-        self._remedies.append(f"step test: {need}")
+            remedy = f"{needed} step trials would detect 0.7 of the noise; {runs} more runs, about "
+            remedy += f"--budget {self._budget_for(runs)}"
+        self._remedies.append(f"step test: {remedy}")
 
     def _try_runs(self) -> None:
-        """Tests whole runs: each is a trial."""
+        """Runs the run test, in which each whole run is a trial."""
         layer = canary_trials.run_trials(self._result.claims, _MOST_RUN_TRIALS)
         if layer is None:
-            self._not_done(2, "runs", "the accountants give no ε")
+            self._note_not_done(2, "runs", "the accountants give no ε")
             return
         needed = canary_trials.runs_needed(layer.curve)
         if needed > min(self._affordable_runs, _MOST_RUN_TRIALS):
             why = f"this claim needs at least {needed} runs"
             if needed <= _MOST_RUN_TRIALS:
                 why += f"; allow them with --budget {self._budget_for(needed)}"
-            self._not_done(2, "runs", why)
+            self._note_not_done(2, "runs", why)
             return
         self._failed = []  # failures of the step test do not count here
         layer = self._trials[2] = replace(layer, planned=needed)
 
-        def make(number: int) -> RunRequest:
+        def make_request(number: int) -> RunRequest:
             """Requests a run that has a canary or not, by a coin."""
             request = self._request("run", number, canary="run", reseeds=True)
             return replace(request, member=request.coin(0.5, "bit of the run"))
 
-        for run in self._canary_runs(layer, make, needed, self._seconds):
+        for run in self._canary_runs(layer, make_request, needed, self._seconds):
             trials = entries_of(run.record, Trial)
             if run.ended.how == "returned" and trials:
                 layer.fold([canary_trials.run_score(trials)], [run.request.member])
@@ -464,17 +479,17 @@ class Audit:
         # With fewer trials than are needed, the test is not powerful.
         self._judgement.add(layer.judge(needed if layer.count >= needed else None))
 
-    def _not_done(self, layer: int, name: str, why: str) -> None:
-        """Notes why the trials of a layer, with this name in reports, were not done."""
+    def _note_not_done(self, layer: int, name: str, why: str) -> None:
+        """Notes why the trials of a layer, which reports call `name`, were not done."""
         self._judgement.add(Judgement(layer, name).miss(why))
 
     def _sum_up(self) -> ScriptVerdict:
         """Returns the verdict of all layers that ran.
 
         Without a violation, it is inconclusive as long as there is something that a user could
-        change, `_remedies`.
+        change (`_remedies`).
         """
-        # Layer 0 inspects a run. Layer 1, the step test, may be left out only if that shows enough.
+        # Layer 1, the step test, may be left out only if layer 0, the inspected run, shows enough.
         needed = {0} if self._judgement.enough else {0, 1}
         for layer in sorted(needed - set(self._options.layers)):
             self._remedies.append(f"the {LAYERS[layer]} (layer {layer}) was excluded by --layers")
@@ -540,7 +555,7 @@ class Audit:
 
 
 def _slowdown() -> float:
-    """Returns how many times as long a process takes on this machine as on one without load."""
+    """Returns how many times as long a process takes on this machine as it would without load."""
     if not hasattr(os, "getloadavg"):
         return 1.0
     processes = os.getloadavg()[0] / (os.cpu_count() or 1)
@@ -548,7 +563,10 @@ def _slowdown() -> float:
 
 
 def _least_noise(run: EndedRun) -> float | None:
-    """Returns the least noise multiplier that was accounted: the claim is that of each step."""
+    """Returns the least noise multiplier that was accounted; None without any above 0.
+
+    The claim of a step test is that each step has at least this noise.
+    """
     if run.result is None:
         return None
     multipliers = [noise for noise, _, _ in claims.events_of(run.result)]

@@ -36,7 +36,7 @@ def of_page(page: Path, commit: str) -> Certificate:
 
     Args:
         page: an HTML file of `dpaudit audit`.
-        commit: the commit of the audited code, as its author states it; may be empty.
+        commit: the commit of the audited code, as the code's author states it; may be empty.
 
     Raises:
         ScriptError: the page is missing, or has no record of an audit.
@@ -59,7 +59,7 @@ def of_page(page: Path, commit: str) -> Certificate:
         sentence=f"{audit.verdict}: {audit.headline}",
         guarantee=_guarantee(audit),
         evidence=_evidence(audit),
-        unchecked=[*audit.unchecked, *NOT_COVERED[1:]],  # the first of these is in `unchecked`
+        unchecked=[*audit.unchecked, *NOT_COVERED[1:]],  # `audit.unchecked` has the first already
         identity=_identity(audit, commit, record),
         commitment=_COMMITMENT.format(audit.code.seed),
         checks=[

@@ -8,7 +8,7 @@ from ..errors import percent, plain
 from ..report.verdict import Verdict
 from .finding_kinds import KINDS, Weight
 
-# The error of the whole audit, one in twenty, and what each layer has of it.
+# Each layer's part of the probability of a false alarm, which is one in twenty for an audit.
 ALPHA = {0: 0.01, 1: 0.02, 2: 0.02}
 LAYERS = {0: "run inspection", 1: "step test", 2: "run test"}
 
@@ -26,7 +26,7 @@ class Finding:
         seen: what was observed instead.
         remedy: what to do.
         code: stable code of its kind, DPA001 and so on.
-        silenced: why its code is ignored, in the user's words; "" if it counts.
+        silenced: why the code is ignored, in the user's words; "" if the finding counts.
     """
 
     layer: int
@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def label(self) -> str:
-        """Returns its weight in a word, or that it is silenced."""
+        """Returns the finding's weight in a word, or that the finding is silenced."""
         return "Silenced" if self.silenced else self.weight.capitalize()
 
     def __str__(self) -> str:
@@ -57,8 +57,8 @@ class CheckOutcome:
         layer: 0 run inspection, 1 step test, 2 run test.
         name: name of the check.
         done: whether it was done.
-        said: summary of what it observed, or why it is not done.
-        applies: whether it can apply to the script; if not, no verdict waits for it.
+        said: summary of what the check observed, or why it is not done.
+        applies: whether the check can apply to the script; if not, no verdict waits for it.
     """
 
     layer: int
@@ -76,11 +76,14 @@ class CheckOutcome:
 
 @dataclass
 class Judgement:
-    """Findings and outcomes of one layer, or of a part of it; checks add to it.
+    """Findings and outcomes of the checks of one layer, or of one check.
 
     Attributes:
-        check: name of the outcomes.
-        complete: a violation of its kind would have been found.
+        layer: 0 run inspection, 1 step test, 2 run test.
+        check: name of the check that outcomes are added under.
+        findings: findings of the checks.
+        looks: outcomes of the checks.
+        complete: a violation that the checks look for would have been found.
         enough: the inspected run showed so much that no trial is needed.
         sentence: states how strong the inspection was.
         ratios: of noise to sensitivity, relative to what is accounted, with their steps from 1.
@@ -107,9 +110,9 @@ class Judgement:
         return self
 
     def miss(self, why: str, *, name: str = "", applies: bool = True) -> "Judgement":
-        """Adds a check, or its part of a `name`, that is not done.
+        """Adds the outcome of a check that is not done, or of its part `name`.
 
-        If it `applies`, the judgement is not complete.
+        If the check `applies` to the script, the judgement is no longer complete.
         """
         outcome = CheckOutcome(self.layer, name or self.check, False, why, applies)
         self.looks.append(outcome)
@@ -135,7 +138,8 @@ class Judgement:
 class Measured:
     """Lower bound on ε at `delta` from a layer's trials, and the claim: of a step, or of a run.
 
-    Bound and verdict have the layer's error together; `assumes` names the assumption.
+    `of`: what a trial was, in words. Bound and verdict share the layer's error. `assumes` names the
+    bound's assumption.
     """
 
     layer: int
@@ -163,7 +167,7 @@ class AuditedCode:
         command: command of the shell, from the script's folder.
         seed: seed of all secret bits.
         sources: SHA-256 of the script and of the modules beside it, by their paths.
-        versions: by the names of packages.
+        versions: versions of packages, by their names.
     """
 
     command: str = ""
@@ -186,7 +190,7 @@ class ScriptVerdict:
         sentence: how strong the inspection was.
         ratios: of noise to sensitivity, relative to what is accounted, with their steps from 1.
         unchecked: what this kind of audit does not check in this script.
-        waited: seconds that its runs waited for a processor.
+        waited: seconds that the runs waited for a processor.
         code: identity of the script, for a certificate.
     """
 

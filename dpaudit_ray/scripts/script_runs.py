@@ -29,10 +29,11 @@ from .protocol import (
     read_record,
 )
 
-_RUN = "dpaudit_ray.scripts.watch.watched_process:run"
-_THREADED = {"jax", "tensorflow", "keras", "ray"}
-# torch._dynamo: PyTorch imports it where the first optimizer is made, and that takes a second.
-_ALWAYS = ("torch._dynamo", "opacus", _RUN.partition(":")[0])
+_WATCHED_RUN = "dpaudit_ray.scripts.watch.watched_process:run"
+_THREADED = {"jax", "tensorflow", "keras", "ray"}  # modules that start threads
+# Modules that each sandbox has loaded. PyTorch would import torch._dynamo where the first optimizer
+# is made, and that takes a second.
+_ALWAYS_LOADED = ("torch._dynamo", "opacus", _WATCHED_RUN.partition(":")[0])
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Target:
         delta: δ of the claim, instead of that of the script's marks.
         epsilon: ε of the claim, instead of that of the script's marks.
         arguments: arguments of the command line of a whole file.
-        python: another interpreter that runs it.
+        python: interpreter that runs the script; None for the audit's own.
     """
 
     script: Path
@@ -68,16 +69,16 @@ class Target:
         epsilon: float | None = None,
         arguments: Sequence[str] = (),
     ) -> "Target | None":
-        """Parses `script.py` or `script.py:main` (or .ipynb), else returns None.
+        """Parses `script.py` or `script.py:main` (or .ipynb); returns None for any other text.
 
         Args:
-            text: the script, and its function if it is not to run as a whole.
+            text: the script, and a function of it if only that is to run.
             delta: δ of the claim.
             epsilon: ε of the claim.
             arguments: arguments of the command line.
 
         Raises:
-            SpecError: there is no such file, its function is not a name, or takes arguments.
+            SpecError: there is no such file, or the function is no name or is given arguments.
         """
         match = re.fullmatch(r"(.+\.(?:py|ipynb))(:.*)?", text)
         if not match:
@@ -97,7 +98,7 @@ class Target:
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A run that has ended, its record, and its result; None if it did not get that far."""
+    """A run that has ended, its record, and its result; None if the run did not reach its end."""
 
     request: RunRequest
     ended: Ended
@@ -110,12 +111,12 @@ def _in_order(
     requests: Iterator[RunRequest],
     submit: Callable[[RunRequest], futures.Future[EndedRun]],
 ) -> Iterator[EndedRun]:
-    """Yields runs in the order of their requests, since which one ends first may show its bit.
+    """Yields runs in the order of their requests: the order of their ends may depend on their bits.
 
     Args:
         width: number of runs at a time.
-        requests: the next one is made only when it can run.
-        submit: starts a run.
+        requests: requests, each of which is made only when it can run.
+        submit: starts the run of a request.
     """
     waiting: collections.deque[futures.Future[EndedRun]] = collections.deque()
     while True:
@@ -147,17 +148,22 @@ class LocalRunner:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.width = min(4, cores)
         self._threads = cores // self.width
-        # Free sandboxes, last in, first out: one that was used has its server already.
+        # Free sandboxes, last in, first out: the server of a sandbox that was used runs already.
         self._free = [self._sandboxes.enter_context(sandbox_for(target)) for _ in range(self.width)]
 
     def close(self) -> None:
         self._sandboxes.close()
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Yields ended runs in the order of their requests; `limits` add to the seconds of each."""
+        """Yields ended runs in the order of their requests.
+
+        Args:
+            requests: requests of the runs.
+            limits: limits of time, in addition to the request's, and of memory.
+        """
 
         def call(request: RunRequest) -> EndedRun:
-            """Runs one request in a free sandbox; there are as many as threads."""
+            """Runs one request in a free sandbox; there are as many sandboxes as threads."""
             sandbox = self._free.pop()
             try:
                 return run_once(sandbox, self._target, request, limits, self._threads)
@@ -169,13 +175,13 @@ class LocalRunner:
                 yield from _in_order(
                     self.width, requests, lambda request: pool.submit(call, request)
                 )
-            except BaseException:  # Ctrl-C too: no call goes on that nobody waits for
+            except BaseException:  # Ctrl-C too: else calls would go on though nobody waits for them
                 self.close()
                 raise
 
 
 class RayRunner:
-    """Tasks on Ray that take the script's folder along. Raises SpecError where it is too large."""
+    """Runs scripts in tasks on Ray, which take the files of the script's folder along."""
 
     def __init__(self, ray: Any, target: Target) -> None:
         """Stores the files of the script's folder in Ray's object store.
@@ -183,6 +189,9 @@ class RayRunner:
         Args:
             ray: the module, connected to a cluster.
             target: the script.
+
+        Raises:
+            SpecError: the folder is too large.
         """
         self._target = target
         self.width = max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -195,7 +204,12 @@ class RayRunner:
         """Does nothing: tasks end by themselves."""
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
-        """Yields ended runs in the order of their requests; `limits` add to the seconds of each."""
+        """Yields ended runs in the order of their requests.
+
+        Args:
+            requests: requests of the runs.
+            limits: limits of time, in addition to the request's, and of memory.
+        """
 
         submit = self._task.remote
         return _in_order(
@@ -213,7 +227,7 @@ def _run_on_node(
     Args:
         files: contents by path below the script's folder.
         target: the script.
-        request: for the run.
+        request: the request for the run.
         limits: limits of time and memory.
     """
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as name, contextlib.chdir(name):
@@ -238,18 +252,18 @@ def sandbox_for(target: Target) -> Sandbox:
     python = target.python or default
     preload = [name for name in python.imports if name.partition(".")[0] not in _THREADED]
     path = () if target.python else tuple(filter(None, sys.path))
-    return Sandbox((*_ALWAYS, *preload), path, interpreter=python.path)
+    return Sandbox((*_ALWAYS_LOADED, *preload), path, interpreter=python.path)
 
 
 def run_once(
     sandbox: Sandbox, target: Target, request: RunRequest, limits: Limits, threads: int
 ) -> EndedRun:
-    """Runs the script once, under watch; `limits` come on top of the request's seconds.
+    """Runs the script once, under watch.
 
     Args:
         sandbox: the sandbox in which the script runs.
         target: the script.
-        request: for the run.
+        request: the request for the run.
         limits: limits of time, in addition to the request's, and of memory.
         threads: number of threads of torch.
     """
@@ -262,12 +276,12 @@ def run_once(
             "arguments": target.arguments, "threads": threads,
             "record": str(record), "request": asdict(request),
         }  # fmt: skip
-        ended = sandbox.call(_RUN, argument, limits)
+        ended = sandbox.call(_WATCHED_RUN, argument, limits)
         result = None if ended.value is None else decode_result(ended.value)
         return EndedRun(request, ended, read_record(record), result)
 
 
-# Words of code that adds noise by itself, or by a library that is not known here.
+# Words of code that adds noise by itself, or by a library that the audit does not know.
 _PRIVATE_CODE = re.compile(r"(?i)noise|randn|normal_?\(|laplace|privacy|fastdp|clip")
 _MADE_VISIBLE = (
     "decorate the function that returns the noisy gradient of a batch: "
@@ -277,11 +291,11 @@ _MADE_VISIBLE = (
 
 
 def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
-    """Returns the result of a run that ended, and shows what its checks can judge.
+    """Returns the result of a run, if the checks can judge it.
 
     Args:
         target: the script.
-        run: its first run.
+        run: the first run of the script.
         budget: budget of the audit, in seconds.
 
     Raises:

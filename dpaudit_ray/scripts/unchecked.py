@@ -11,7 +11,7 @@ _FOLLOWED_DATA = (
 )
 _NUMBERS = "random generators and floating-point arithmetic"
 _SCALING = "scaling by the records"
-# Words in a script's code, and what they hint at.
+# Patterns of a script's code, and what a line that has them may do.
 _HINTS = {
     r"class_weight|compute_class_weight|bincount|WeightedRandomSampler": "class weights",
     r"[Vv]ocab|Counter\(|most_common|fit_transform|LabelEncoder": "a vocabulary or encoding",
@@ -27,11 +27,11 @@ def unchecked_in(
     result: RunResult,
     follows_preparation: bool,
 ) -> tuple[str, ...]:
-    """Returns a line for each thing that no check covers in this script, with its first line.
+    """Returns what no check covers in this script, in words, with the first line that hints at it.
 
     Args:
-        script: its file.
-        result: result of its inspected run.
+        script: the script's file.
+        result: result of the script's inspected run.
         follows_preparation: the records were followed until training was private.
     """
     unchecked = [_FOLLOWED_DATA if follows_preparation else _DATA, _NUMBERS]

@@ -37,7 +37,7 @@ def junit(verdict: ScriptVerdict) -> str:
 
     A finding of a kind that no check is named after has a separate case.
     """
-    cases: dict[tuple[int, str], list[str]] = {}  # failures
+    cases: dict[tuple[int, str], list[str]] = {}  # failures by layer and name of a check
     skipped: dict[tuple[int, str], str] = {}
     for check in verdict.looks:
         key = check.layer, check.name
@@ -89,7 +89,7 @@ def sarif(verdict: ScriptVerdict) -> str:
 
 
 def _sarif_result(verdict: ScriptVerdict, finding: Finding) -> dict[str, Any]:
-    """Returns a finding as a result of SARIF, at its line if that is known, else at the script."""
+    """Returns a finding as a result of SARIF, at its line, or at the script if that is unknown."""
     file = verdict.script.partition(":")[0]
     region: dict[str, Any] = {}
     if match := _LINE.search(finding.where):

@@ -22,7 +22,7 @@ def run_of(records: np.ndarray) -> Prepared:
 
 
 def rotated(table: np.ndarray) -> np.ndarray:
-    targets, sources = preparation.moves(preparation.cycles(len(table)))
+    targets, sources = preparation.rotation_of(preparation.cycles(len(table)))
     moved = table.copy()
     moved[list(targets)] = table[list(sources)]
     return moved
@@ -31,7 +31,7 @@ def rotated(table: np.ndarray) -> np.ndarray:
 def found(prepare, table: np.ndarray | None = None) -> preparation.Lineage:
     table = rows() if table is None else table
     cycles = preparation.cycles(len(table))
-    return preparation.lineage(run_of(prepare(table)), run_of(prepare(rotated(table))), cycles)
+    return preparation.find_lineage(run_of(prepare(table)), run_of(prepare(rotated(table))), cycles)
 
 
 def changed(prepare) -> int:
@@ -40,7 +40,7 @@ def changed(prepare) -> int:
     equal = rows()
     equal[list(own.rows)] = equal[own.rows[0]]
     before, after = run_of(prepare(rows())), run_of(prepare(equal))
-    return preparation.changed_others(before, after, own.rows, own.positions)
+    return preparation.count_changed_others(before, after, own.rows, own.positions)
 
 
 def by_constants(x: np.ndarray) -> np.ndarray:
@@ -120,17 +120,17 @@ def test_rows_that_are_mixed_with_their_neighbours_are_counted():
     runs = [
         run_of(prepare(x)) for prepare in (mixed, by_constants) for x in (rows(), rotated(rows()))
     ]
-    assert preparation.mixed_records(*runs[:2], cycles) > 1.8 * moved
-    assert preparation.mixed_records(*runs[2:], cycles) == 0
+    assert preparation.count_mixed_records(*runs[:2], cycles) > 1.8 * moved
+    assert preparation.count_mixed_records(*runs[2:], cycles) == 0
     assert found(mixed).rows == ()
 
 
 def test_a_row_in_many_records_is_counted_where_their_number_changes():
     before = run_of(np.repeat(rows(), 2, axis=0))
     after = run_of(np.repeat(rows(), 2, axis=0)[: 2 * ROWS - 200])
-    assert preparation.changed_others(before, after, range(100), [0]) == 200
-    assert preparation.changed_others(before, after, range(150), [0]) == 0
-    assert preparation.changed_others(before, after, range(100), ()) == 0
+    assert preparation.count_changed_others(before, after, range(100), [0]) == 200
+    assert preparation.count_changed_others(before, after, range(150), [0]) == 0
+    assert preparation.count_changed_others(before, after, range(100), ()) == 0
 
 
 def test_settings_count_that_rows_decide_and_their_order_does_not():

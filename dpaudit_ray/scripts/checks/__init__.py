@@ -68,7 +68,7 @@ def judge(inspection: Inspection) -> Judgement:
 
 
 def _first_of_each_kind(findings: list[Finding]) -> list[Finding]:
-    """Returns the first finding of each kind, with the number of others: one for each engine."""
+    """Returns the first finding of each kind, with the number of others, as of other engines."""
     kinds: dict[tuple[str, str], list[Finding]] = {}
     for item in findings:
         kinds.setdefault((item.code, item.look), []).append(item)

@@ -10,7 +10,7 @@ from .check import Check, Inspection, at_step
 
 
 class Accounting(Check):
-    """Compares steps with histories, and reported ε with what these histories compose to."""
+    """Compares steps with accountants' histories, and reported ε with the composed histories."""
 
     name = "accounting"
     question = "Is every release accounted, and is ε at least that of all accounted steps?"
@@ -18,8 +18,8 @@ class Accounting(Check):
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds findings for steps that no accountant counted, and for ε that is too small or early.
 
-        A run that was cut short may have accounted, or computed ε, after its steps: then only the
-        steps are compared.
+        The script of a run that was cut short may account for steps, or ask for ε, after all its
+        steps. So of such a run neither is judged.
         """
         counted = inspection.counted
         steps_taken = inspection.taken
@@ -30,7 +30,7 @@ class Accounting(Check):
         summary = f"{counted} of {steps_taken} steps accounted"
         if entries_of(inspection.record, Participation):
             summary = f"{steps_taken} steps accounted as one release"
-        if inspection.cut:  # a script may account, or ask for ε, after its steps
+        if inspection.cut:
             return judgement.miss(f"{summary}, and then {inspection.cut}")
         self._judge_targets(inspection, judgement)
         for group in claims.groups_of(inspection.result.claims).values():
@@ -51,7 +51,7 @@ class Accounting(Check):
 
         Args:
             inspection: inspection of the script.
-            group: the claims about these records, one of each engine.
+            group: the claims about the same records, one of each engine.
             judgement: takes the findings.
         """
         claimed = inspection.result.claims
@@ -68,7 +68,7 @@ class Accounting(Check):
                 continue
             values = {"composed": composed, "epsilon": epsilon, "count": len(final)}
             if len(final) < len(numbers) == len(reports):
-                # Each engine stated ε at some time: the script may add these values up.
+                # Each engine stated an ε, though not all at the end. The script may add them up.
                 judgement.find("reported apart", "get_epsilon", engines=len(numbers), **values)
                 if inspection.promised is None:
                     why = f"whether the script adds up the ε of {len(numbers)} engines"
@@ -82,7 +82,7 @@ class Accounting(Check):
             judgement.find("less reported", "get_epsilon", **values, **texts)
 
     def _judge_targets(self, inspection: Inspection, judgement: Judgement) -> None:
-        """Notes a target ε that is less than what was spent."""
+        """Adds a finding for a target ε that is less than the ε of all accounted steps."""
         for made in entries_of(inspection.record, Made):
             if made.target_epsilon is None or inspection.promised is not None:
                 continue
@@ -92,7 +92,7 @@ class Accounting(Check):
                 judgement.find("target", made.line or "make_private_with_epsilon", **values)
 
     def _judge_early_reports(self, inspection: Inspection, judgement: Judgement) -> None:
-        """Adds a finding if the script got an ε, but none after its last step at δ of the claim."""
+        """Adds a finding if the script got an ε, but none at δ of the claim after its last step."""
         reports = inspection.result.reported
         steps_taken = inspection.taken
         if not reports or math.isnan(claims.composed(inspection.result, inspection.delta)):

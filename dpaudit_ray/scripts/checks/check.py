@@ -1,4 +1,4 @@
-"""The interface of checks, and what they are given of a script."""
+"""The interface of checks, and the observations of a script that they are given."""
 
 import abc
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from ..protocol import (
 from ..script_findings import ALPHA, Judgement
 
 _TESTS = 5  # noise, correlation, law, rate of sampling, spread of sampling
-LEVEL_SHARE = ALPHA[0] / _TESTS  # probability of a false alarm, of each
+LEVEL_SHARE = ALPHA[0] / _TESTS  # probability of a false alarm of each test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,11 @@ class PinnedRun:
     """A run with pinned releases: random numbers took the place of what its steps released.
 
     Attributes:
-        result: what was known at its end.
-        steps: each with whether it has the record that the run is about.
-        record: in words, such as "record 7, the longest record,".
-        cut: why it ended early, or "".
-        prepared: the records before training, if it followed them.
+        result: what was known at the end of the run.
+        steps: the run's steps; each states whether it has the record that the run is about.
+        record: that record in words, such as "record 7, the longest record,".
+        cut: why the run ended early, or "".
+        prepared: the records before training, if the run followed them.
     """
 
     result: RunResult
@@ -58,12 +58,13 @@ class PinnedRuns:
 
     Attributes:
         unchanged: nothing else is changed.
-        exchanged: another record is in place of one; or else the run where a change first shows.
+        exchanged: another record is in place of one. If `varied` or `halved` is the first run that
+            differs from the unchanged one, that run is here too.
         other_noise: with other noise in the steps that have the record; None if it was not needed.
         other_randomness: with other random numbers outside of steps; None if it was not needed.
         varied: with a record of each batch exchanged or left out; None for loops without Opacus.
-        halved: one record is in place of every other one; None if it was not needed.
-        missing: why a run is missing that was needed; "" if none is.
+        halved: one record is in place of every other record; None if it was not needed.
+        missing: why a run that was needed is missing; "" if none is.
     """
 
     unchanged: PinnedRun | None = None
@@ -77,17 +78,18 @@ class PinnedRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """All that checks are given of a script.
+    """Observations of a script, from which checks judge it.
 
     Attributes:
         record: entries of the inspected run.
         result: result of the inspected run.
         delta: δ of the claim.
-        promised: ε that `@audited` or the caller states; None if none does.
-        pinned: runs with pinned releases; None before they ran, or if they cannot.
-        preparation: what runs showed that end before training; None if no array is followed.
-        reseeded: result of a second run; None if there was none.
-        larger: entries of a run with one record more; None if the number of records is no secret.
+        promised: ε that `@audited` or the caller states; None if neither does.
+        pinned: runs with pinned releases; None before they ran, or if releases cannot be pinned.
+        preparation: what runs that end before training showed; None if no array is followed.
+        reseeded: result of a run with another seed; None if there was none.
+        larger: entries of a run with an additional record; None if the number of records is no
+            secret.
     """
 
     record: Record
@@ -101,7 +103,7 @@ class Inspection:
 
     @property
     def taken(self) -> int:
-        """Number of releases."""
+        """Number of releases, which is the number of steps taken."""
         return sum(self.result.steps)
 
     @property
@@ -132,12 +134,12 @@ class Inspection:
 
 
 class Check(abc.ABC):
-    """A question to a script.
+    """A question about a script.
 
     Attributes:
-        name: its name in reports.
+        name: name of the check in reports.
         question: the question, in the table of the documentation.
-        inapplicable: why it does not apply, if it does not.
+        inapplicable: why the check does not apply to some scripts.
     """
 
     name: ClassVar[str]
@@ -154,7 +156,7 @@ class Check(abc.ABC):
 
     @abc.abstractmethod
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        """Adds findings and outcomes to a judgement, and returns it."""
+        """Adds findings and outcomes to a judgement, and returns the judgement."""
 
 
 def why_cut(record: Record) -> str:
@@ -165,7 +167,7 @@ def why_cut(record: Record) -> str:
 
 
 def with_line(where: str, line: str) -> str:
-    """Adds a script's line to a place, if it is known."""
+    """Adds a line of the script, "" if it is unknown, to the description of a place."""
     return f"{where} ({line})" if line else where
 
 
@@ -179,11 +181,11 @@ def find_uneven(
     kind: str,
     steps: Sequence[UnevenStep],
 ) -> None:
-    """Adds a finding at the first of these steps, if there is one.
+    """Adds a finding at the first of some steps, if there are any.
 
     Args:
         judgement: takes the finding.
-        kind: of finding.
+        kind: kind of the finding, a key of `KINDS`.
         steps: steps with another number of gradients than records.
     """
     for step in steps[:1]:

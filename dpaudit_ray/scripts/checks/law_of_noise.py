@@ -37,8 +37,8 @@ class LawOfNoise(Check):
             law = step.law
             if law is None or judgement.findings:
                 continue
-            # Of such a distance if the noise is normal (Dvoretzky, Kiefer, Wolfowitz; Massart 1990,
-            # corollary 1).
+            # Bound on the probability that normal noise has such a distance (Dvoretzky, Kiefer,
+            # Wolfowitz; Massart 1990, corollary 1).
             probability = 2 * math.exp(-2 * law.numbers * law.distance**2)
             if probability < level:
                 where = at_step(step.step, step.line)
@@ -47,13 +47,13 @@ class LawOfNoise(Check):
 
 
 def _probability(pair: Correlation) -> float:
-    """Bounds the probability of such a correlation among all pairs of independent noise."""
+    """Bounds the probability that independent noise has such a correlation in any of its pairs."""
     square = min(pair.value**2, 1.0)
     return float(special.betaincc(0.5, (pair.numbers - 1) / 2, square)) * pair.pairs
 
 
 def _report(judgement: Judgement, step: StepInspection, pair: Correlation) -> None:
-    """Adds a finding of correlated noise, unless there is one of this kind of pairs.
+    """Adds a finding of correlated noise, unless there is one for pairs of the same kind.
 
     Args:
         judgement: takes the finding.

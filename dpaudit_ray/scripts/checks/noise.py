@@ -25,10 +25,11 @@ from ..protocol import (
 from ..script_findings import Finding, Judgement, finding
 from .check import LEVEL_SHARE, Check, Inspection, at_step, find_uneven, listed
 
-_MISSED = 0.05  # probability that a shortfall is not found which the sentence states as found
+# Probability of missing a shortfall that the verdict's sentence says would have been found.
+_MISSED = 0.05
 _SLACK = 1.01  # shortfalls of noise below a hundredth are not reported
-_FULL_SHARE = 0.8  # share of the promised squared distance, for one tensor alone
-_FAR = 20.0  # times the promised distance: there is no clipping at all
+_FULL_SHARE = 0.8  # share of the promised squared distance that a tensor alone seems to use up
+_FAR = 20.0  # times the promised distance, beyond which there seems to be no clipping at all
 
 Floats = npt.NDArray[np.float64]
 
@@ -70,10 +71,12 @@ class Noise(Check):
 
 
 def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _Distance]:
-    """Compares the noise of each replayed step with the claimed one; adds what falls short.
+    """Compares the noise of each replayed step with the claimed noise; adds findings.
 
-    Of each check only the first shortfall is added. Returns distances by the index of the step;
-    steps that diverged, or have no noise, have none.
+    Of each kind only the first finding is added.
+
+    Returns:
+        Distances by the index of the step. Steps that diverged, or have no noise, have none.
     """
     accounted = {(item.optimizer, item.step): item.noise for item in inspection.result.accounted}
     usual_noise = _usual_noise(inspection)
@@ -82,11 +85,11 @@ def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _D
     is_bounded = _arrays(inspection)["bounded"] > 0
     may_be_longer = False  # whether only a longer record moves a step too far
     for index, step in enumerate(steps):
-        # As the step states it, else its accountant, else as usual.
+        # The noise multiplier that the step states, else its accountant's, else the usual one.
         noise = step.noise or accounted.get((step.optimizer, step.step), usual_noise)
         share = LEVEL_SHARE / len(steps)
         distance, shortfall = _compare(step, noise, share)
-        if shortfall is not None and is_bounded:  # no record may be so long
+        if shortfall is not None and is_bounded:  # no record may be as long as a wild one
             possible = tuple(shift for shift in step.shifts if not shift.change.startswith(WILD))
             distance, shortfall = _compare(replace(step, shifts=possible), noise, share)
             may_be_longer |= shortfall is None
@@ -111,7 +114,7 @@ def _summarise(
 
     Args:
         inspection: inspection of the script.
-        judgement: takes the outcome, and whether it is `enough` without trials of steps.
+        judgement: takes the outcome, and whether the inspection is `enough` without step trials.
         distances: distance of each replayed step, by its index.
     """
     steps = inspection.replayed
@@ -124,7 +127,8 @@ def _summarise(
         step_numbers = [steps[index].step + 1 for index in changed]
         judgement.ratios = tuple(zip(step_numbers, ratios, strict=True))
         detectable = [distance.detectable for distance in changed.values()]
-        # A shortfall in all steps is found in the most sensitive one; one step may be any of them.
+        # A shortfall in all steps is found in the most sensitive step. A shortfall in a single step
+        # may be in the least sensitive one.
         in_all = math.ceil(100 * (1 - max(detectable)))
         in_one = math.ceil(100 * (1 - min(detectable)))
         is_whole = len(steps) >= inspection.taken and not inspection.cut
@@ -141,7 +145,7 @@ def _summarise(
 def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
     """Judges steps whose noise or sum was passed as arrays, or whose random numbers repeat."""
     arrays = _arrays(inspection)
-    if arrays["again"]:  # and these steps replay: their noise follows from the generators
+    if arrays["again"]:  # the noise of these steps follows from generators, which are the same
         judgement.find("no noise", f"{arrays['again']} steps with earlier random numbers")
     if arrays["sum"]:
         why = "sums were passed as arrays; pass audited_step a clipping function, and per_example"
@@ -221,11 +225,11 @@ def _compare(
 
     Args:
         step: an inspected step.
-        noise: multiplier that it was accounted with; None if it is unknown.
-        share: probability of a false alarm, for all of its tensors.
+        noise: noise multiplier that the step was accounted with; None if it is unknown.
+        share: probability of a false alarm, for all tensors of the step together.
 
     Returns:
-        The distance, None if it is unknown; and a finding if it is longer than it may be.
+        The distance, None if it is unknown; and a finding if the distance is longer than it may be.
     """
     where = at_step(step.step, step.line)
     squares = np.array(step.squares)  # distances of the noise's draws from their mean, by tensor
@@ -249,14 +253,15 @@ def _compare(
     shifted = noise**2 * shifted[:, is_noisy]
     squares = squares[is_noisy]
     degrees_of_freedom = max(1, step.draws - 1) * np.array(step.sizes)[is_noisy]
-    # Upper bounds of the noise's variances, by the chi-squared law of `squares`: with them the
-    # distance is at most what it is.
+    # Upper bounds of the noise's variances, by the chi-squared law of `squares`: in their units a
+    # distance is a lower bound of the true one.
     half_quantiles = special.gammaincinv(degrees_of_freedom / 2, share / len(step.sizes))
     variances = squares / (2 * half_quantiles)
     by_tensor = shifted / variances  # [changes, noisy tensors]
     worst = int(by_tensor.sum(axis=1).argmax())  # the change that moves the release furthest
     estimate = math.sqrt(np.sum(shifted[worst] * degrees_of_freedom / squares))
-    # If a variance is as observed, its upper bound is below this with 95 % probability.
+    # If the variances are as observed, other draws have squares below these quantiles, times the
+    # variance, with 95 % probability.
     quantiles = 2 * special.gammaincinv(degrees_of_freedom / 2, 1 - _MISSED / len(squares))
     longest = math.sqrt(np.sum(by_tensor[worst] * degrees_of_freedom / quantiles))
     distance = _Distance(estimate, detectable=longest / _SLACK / max(1.0, estimate))
@@ -273,15 +278,16 @@ def _shortfall(
 
     Args:
         step: the inspected step.
-        noise: multiplier that it was accounted with.
+        noise: noise multiplier that the step was accounted with.
         shift: distance that the change moves the release.
-        by_tensor: squared distance of the change by tensor with noise; 1 in all is accounted.
-        empty: the same for a record without a gradient, after which nothing should move.
+        by_tensor: squared distance that the change moves each tensor with noise. A sum of 1 is what
+            was accounted.
+        empty: the same for a record without a gradient, which should move nothing.
     """
     where = at_step(step.step, step.line)
     total = float(by_tensor.sum())
     ratio = math.sqrt(total)
-    counted = 0.0  # part of the squared distance that is of the count which sets the bound
+    counted = 0.0  # squared distance of the count that sets the clipping bound
     if step.counts and step.squares[-1] > 0:
         counted = float(max(by_tensor[-1], empty[-1]))
     values: dict[str, Any] = {"effective": noise / ratio, "noise": noise}

@@ -1,4 +1,4 @@
-"""Runs with pinned releases: what another record changes there bypasses the noise."""
+"""Runs with pinned releases: what another record changes in such a run bypasses the noise."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from ..script_findings import Judgement
 from .check import Check, Inspection, PinnedRun, PinnedRuns, at_step, listed
 
 _CHANGED = 1e-3  # relative: arithmetic in another order changes a gradient's length by less
-_ROUNDINGS = 4  # equal gradients may differ by these, if the batch has another size
+_ROUNDINGS = 4  # by which equal gradients may differ if the batch has another size
 _FINDINGS = {"row": "moves others", "release": "goes on", "update": "comes between"}
 _SMALLEST = 1e-6  # share of the longest gradient: shorter ones are compared with this length
 
@@ -35,7 +35,7 @@ class Difference:
 
 
 def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
-    """Returns all differences of two runs, as far as both went; none if there is no other."""
+    """Returns all differences of two runs, as far as both went; none without another run."""
     if other is None:
         return set()
     different: set[Difference] = set()
@@ -47,7 +47,7 @@ def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
         different.update(Difference("row", number, row) for row in _changed_rows(a, b))
     if len(alone.steps) != len(other.steps) and not (alone.cut or other.cut):
         different.add(Difference("published", name="what ends training"))
-    # A run that ended early has published the beginning of what the other did.
+    # A run that ended early has published only the first of the values that the other published.
     texts = zip(alone.result.published, other.result.published, strict=False)
     for (name, text), (other_name, other_text) in texts:
         if name == other_name and text != other_text:
@@ -58,7 +58,11 @@ def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
 def _changed_rows(a: PinnedStep, b: PinnedStep) -> Iterator[int]:
     """Yields the numbers of gradients that changed in length in a step with the record.
 
-    The record's own gradient may change. Nothing is yielded unless another one did.
+    The record's own gradient may change. Nothing is yielded unless another gradient did.
+
+    Args:
+        a: the step of the unchanged run.
+        b: the step of the run with another record.
     """
     x = np.nan_to_num(a.rows)
     y = np.nan_to_num(b.rows)
@@ -80,7 +84,8 @@ def _changed_rows(a: PinnedStep, b: PinnedStep) -> Iterator[int]:
 def acquits(inspection: Inspection) -> bool:
     """Returns whether pinned runs show that all that is published depends on releases alone.
 
-    A record of each batch was another one, or was left out, so that a value of any would differ.
+    A record of each batch was exchanged or left out, so a value that depends on records in another
+    way would differ.
     """
     pinned = inspection.pinned or PinnedRuns()
     alone = pinned.unchanged
@@ -92,7 +97,7 @@ def acquits(inspection: Inspection) -> bool:
 
 
 class PinnedReleases(Check):
-    """Compares a run with pinned releases with one in which another record is exchanged."""
+    """Compares a run with pinned releases with such a run in which a record is exchanged."""
 
     name = "pinned releases"
     question = "If constants replace the releases, does another record still change anything?"
@@ -102,11 +107,11 @@ class PinnedReleases(Check):
         return inspection.pinned is not None
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        """Finds values that depend on a record by another way than the noise of steps.
+        """Adds findings for values that depend on a record in another way than by noisy steps.
 
-        A value has bypassed that noise if it changes with the record, and not with other noise in
-        the steps of the record. It is doubtful, and no finding, if it changes with random numbers
-        outside of steps as well: these may hide the record.
+        A value has bypassed the noise if it changes with the record, and not with other noise in
+        the steps of the record. If it changes with random numbers outside of steps as well, these
+        may hide the record: it is doubtful, and no finding.
         """
         pinned = inspection.pinned or PinnedRuns()
         alone = pinned.unchanged
@@ -154,7 +159,7 @@ def _report_steps(
 
     Args:
         run: the run with another record, in which the differences show.
-        certain: differences that nothing else explains, in their order.
+        certain: differences that only the record explains, in their order.
         judgement: takes the findings.
     """
     steps = run.steps

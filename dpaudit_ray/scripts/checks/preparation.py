@@ -5,7 +5,7 @@ from .check import Check, Inspection, listed
 
 
 class Preparation(Check):
-    """Judges whether prepared records change with other records than their own."""
+    """Judges whether a prepared record changes with the rows of other records."""
 
     name = "preparation"
     question = "Is each record prepared for training without regard to the others?"

@@ -1,4 +1,4 @@
-"""The stated ε: that of `@audited(epsilon=)`, or of the caller."""
+"""The ε that `@audited(epsilon=)` or the caller states."""
 
 from ...errors import plain
 from .. import claims

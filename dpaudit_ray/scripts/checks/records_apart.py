@@ -16,7 +16,7 @@ class RecordsApart(Check):
         return inspection.uses_opacus
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        """Adds a finding for passes in which a record changes outputs of others, or a buffer."""
+        """Adds findings for passes in which a record changes a buffer, or outputs of others."""
         forwards = entries_of(inspection.record, ForwardInspection)
         passes = [entry for entry in forwards if not entry.inconclusive]
         mixing = [entry for entry in passes if entry.mixes]

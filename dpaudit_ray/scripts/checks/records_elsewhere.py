@@ -11,7 +11,10 @@ class RecordsElsewhere(Check):
     question = "Are the records used only in private steps?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        """Adds a finding for each use; processes that were not watched may have others."""
+        """Adds a finding for each use outside of private steps.
+
+        Processes that were not watched may use records, too, so with them the check is not done.
+        """
         result = inspection.result
         if result.other_networks:
             judgement.find(

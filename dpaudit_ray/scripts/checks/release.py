@@ -1,4 +1,4 @@
-"""The returned and saved objects: what they carry in addition to private parameters."""
+"""Values that returned and saved objects carry in addition to private parameters."""
 
 from ..protocol import Leftover
 from ..script_findings import Judgement

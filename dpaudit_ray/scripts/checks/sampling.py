@@ -12,9 +12,9 @@ from ..script_findings import Finding, Judgement, finding
 from .check import LEVEL_SHARE, Check, Inspection, at_step, find_uneven
 
 _WHERE = "the sampler"
-_FEW = 10  # draws from which their spread is informative
-_FEW_DRAWN = 8.0  # records per draw, below which its size is not compared with a normal law
-_LIMIT = 6.0  # standard deviations, where the law is only close to normal
+_FEWEST_DRAWS = 10  # draws from which on the spread of their sizes is informative
+_FEWEST_DRAWN = 8.0  # mean records of a draw from which on the size is nearly normal
+_LIMIT = 6.0  # standard deviations; large, as the law of shared records is only close to normal
 
 
 class Sampling(Check):
@@ -26,8 +26,8 @@ class Sampling(Check):
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds findings for draws that are not those of the accounted sampling.
 
-        With correlated noise the claim is about how often a record takes part, and is compared with
-        the indices that the script states. Otherwise draws of loaders are tested. Last, each drawn
+        With correlated noise the claim is about how often a record takes part. It is compared with
+        the indices that the script states. Otherwise draws of loaders are tested, and each drawn
         record must have become one row of a step.
         """
         result = inspection.result
@@ -81,7 +81,7 @@ class Sampling(Check):
 
 
 def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> str:
-    """Judges the draws of one data set at one rate, and returns them in words.
+    """Judges the draws of one data set at one rate, and describes them in words.
 
     Args:
         draws: draws of one data set at one rate.
@@ -104,12 +104,16 @@ def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> 
 
 
 def _unexplained(inspection: Inspection) -> list[UnevenStep]:
-    """Returns uneven steps, but for a constant part of each batch, or constantly more rows."""
+    """Returns steps with another number of rows than of drawn records that have no good reason.
+
+    A good reason is that all steps use the same part of their batch, or have the same number of
+    additional rows.
+    """
     uneven = inspection.result.uneven
     steps = [step for step in uneven if step.passes == 1 and step.records_each == 1]
     parts = {step.drawn / step.rows if step.rows else 0.0 for step in steps}
     is_constant_part = len(parts) == 1 and min(parts) > 1 and min(parts).is_integer()
-    # Made-up rows beside the records' own are as many in batches of all sizes.
+    # The number of made-up rows, in addition to those of records, is the same in all batches.
     differences = {step.rows - step.drawn for step in steps}
     is_constant_sum = len(differences) == 1 < len(parts) and min(differences) > 0
     if (is_constant_part or is_constant_sum) and len(steps) >= inspection.taken:
@@ -123,7 +127,7 @@ def _failed_test(
     level: float,
     inspection: Inspection,
 ) -> Finding | None:
-    """Returns a finding for the first test that independent draws would pass, and these fail.
+    """Returns a finding for the first test that the draws fail; independent draws would pass all.
 
     Args:
         draws: draws of one data set.
@@ -134,13 +138,13 @@ def _failed_test(
     n = draws.records
     count = len(draws.sizes)
     total = sum(draws.sizes)
-    drawn_rate = min(rate, total / max(n * count, 1))  # a lower one is no violation
+    drawn_rate = min(rate, total / max(n * count, 1))  # a lower rate than accounted is allowed
     mean = n * drawn_rate
     # Pearson's statistic of the sizes: chi-squared if records are sampled independently.
     variance = max(mean * (1 - drawn_rate), 1e-9)
     spread = sum((size - mean) ** 2 for size in draws.sizes) / variance
-    is_near_normal = mean >= _FEW_DRAWN
-    is_narrow = count >= _FEW and special.gammainc(count / 2, spread / 2) < level / 6
+    is_near_normal = mean >= _FEWEST_DRAWN
+    is_narrow = count >= _FEWEST_DRAWS and special.gammainc(count / 2, spread / 2) < level / 6
     is_wide = special.gammaincc(count / 2, spread / 2) < level / 6
     if total > 0 and special.bdtrc(total - 1, n * count, rate) < level / 3:
         share = total / (n * count)
@@ -168,8 +172,8 @@ def _is_uneven(draws: Draws, rate: float, level: float) -> bool:
     """Returns whether some records are drawn more often than at `rate`, and others less.
 
     The squared deviations of the records' counts are added up. Their sum is compared with a gamma
-    law of the mean and variance that it has for binomial counts. If all records together are drawn
-    at a lower rate, no count shows that one is drawn at a higher.
+    law that has the mean and variance of the sum for binomial counts. If all records together are
+    drawn at a lower rate, no count shows that a record is drawn at a higher rate.
 
     Args:
         draws: draws of one data set.
@@ -193,10 +197,10 @@ def _is_uneven(draws: Draws, rate: float, level: float) -> bool:
 
 
 def _shared_records(draws: Draws, rate: float) -> float:
-    """Returns how many standard deviations more records are shared in windows than by chance."""
+    """Returns how many standard deviations above chance the shared records of windows are."""
     if draws.windows == 0:
         return 0.0
-    # How often a record is drawn in a window, and the probability of that by independent draws.
+    # Numbers of times that a record may be drawn in a window, and their binomial probabilities.
     k = np.arange(min(draws.window, 60) + 1, dtype=np.float64)
     probability = special.binom(draws.window, k) * rate**k * (1 - rate) ** (draws.window - k)
     pairs = k * (k - 1) / 2
@@ -212,10 +216,11 @@ def _judge_without_poisson(
     steps_in_pass: int,
     inspection: Inspection,
 ) -> Finding:
-    """Returns that the claim is violated by draws of another kind, or that it is only not proven.
+    """Returns a finding for draws that are not Poisson samples: claim violated, or only not proven.
 
-    Accountants prove claims for Poisson sampling. Neighbouring data that are hard for the other
-    kind give a lower bound on δ at the ε of the claim: above δ of the claim, it is violated.
+    Accountants prove claims for Poisson sampling. Neighbouring data that are hard for draws of this
+    kind give a lower bound on δ at the ε of the claim. If the bound is above δ of the claim, the
+    claim is violated.
 
     Args:
         sampling: kind of the draws, in words.
@@ -247,20 +252,21 @@ def delta_without_poisson(
 ) -> float:
     """Returns a δ that draws without Poisson sampling reach at `epsilon`, by one event.
 
-    All other records' gradients are −C, the record's own is C, and 0 in the neighbouring data
-    (Chua et al. 2024, the lower bound for shuffled batches, for one pass; passes are independent).
-    The event: in k of `times` groups some step exceeds h.
+    The record's gradient is C, and 0 in the neighbouring data; those of all other records are −C.
+    The event is that in k of `times` groups some step exceeds h. Groups are independent. For a
+    single group it is the lower bound of Chua et al. 2024 for shuffled batches.
 
     Args:
         epsilon: ε of the claim.
         noise: noise multiplier.
         rate: rate at which a step has the record, if a group has one step.
-        group: steps of which one has the record; 1 for batches of a fixed size.
-        times: groups of a run.
+        group: number of steps of which one has the record; 1 for batches of a fixed size.
+        times: number of groups in a run.
     """
     h = np.linspace(-2, 10, 400) * noise
     below = special.ndtr(h / noise)
-    # A step's sum is larger than with −C: by 2 C if the record's gradient is C, by C if it is 0.
+    # Compared with a step of other records only, the record's step has a sum that is larger by 2 C,
+    # or by C in the neighbouring data.
     below_with_record = [special.ndtr((h - shift) / noise) for shift in (2.0, 1.0)]
     if group > 1:
         chances = [1 - below ** (group - 1) * record for record in below_with_record]

@@ -8,7 +8,7 @@ from .check import Check, Inspection
 
 
 class SecretSize(Check):
-    """Compares a run with one in which the data set has one record more."""
+    """Compares a run with a run in which the data set has an additional record."""
 
     name = "secret size"
     question = "With `--secret-size`: does one more record change batch size, batches or noise?"
@@ -18,7 +18,7 @@ class SecretSize(Check):
         return inspection.larger is not None
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        """Adds a finding if one record more changes batch size, batches or noise."""
+        """Adds a finding if an additional record changes batch size, batches or noise."""
         made: list[Made] = []
         for record in (inspection.record, inspection.larger or ()):
             made += entries_of(record, Made)[:1]
@@ -39,7 +39,7 @@ class SecretSize(Check):
 
 
 def _changes(first: Made, second: Made) -> list[str]:
-    """Returns the parameters that differ, with both values."""
+    """Returns the parameters that differ between two calls of `make_private`, with both values."""
     values = {
         "expected batch size": (first.expected_batch_size or 0, second.expected_batch_size or 0),
         "number of batches": (first.batches, second.batches),

@@ -18,7 +18,7 @@ class Updates(Check):
     question = "Do only private releases change the published parameters?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        """Adds a finding for each optimizer that no engine wraps, and for training before noise."""
+        """Adds findings for optimizers that no engine wraps, and for training before noise."""
         result = inspection.result
         for outside in result.outside_steps:
             _judge_outside(inspection, outside, judgement)
@@ -38,9 +38,9 @@ def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Jud
         outside: steps of the optimizer.
         judgement: takes findings.
     """
-    is_own_loop = not inspection.uses_opacus and inspection.taken > 0
-    if is_own_loop:
-        return  # it steps by releases of the script's own loop
+    is_private_loop = not inspection.uses_opacus and inspection.taken > 0
+    if is_private_loop:
+        return  # the optimizer steps by releases of the script's own loop
     line = inspection.result.lines.get(outside.optimizer, "")
     where = with_line(f"{outside.optimizer}, {outside.steps} steps", line)
     # Without any private step, a stated ε is violated, and steps on records are not private.
