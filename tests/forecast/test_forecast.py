@@ -31,7 +31,7 @@ def totals(planned: forecast.Outlook) -> tuple[int, ...]:
 @pytest.fixture
 def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pack of this machine takes half a second: a quarter for each of two scores."""
-    monkeypatch.setattr(PackTrainer, "seconds", lambda _, pack, horizons: len(horizons) / 4)
+    monkeypatch.setattr(PackTrainer, "time_pack", lambda _, pack, horizons: len(horizons) / 4)
 
 
 @pytest.mark.usefixtures("steady")
@@ -56,7 +56,7 @@ def test_audits_that_take_equally_long_are_timed_once(tiny, tmp_path, monkeypatc
         longest.append(max(horizons))
         return float(max(horizons))
 
-    monkeypatch.setattr(PackTrainer, "seconds", seconds)
+    monkeypatch.setattr(PackTrainer, "time_pack", seconds)
     tiny["grid"]["mechanism.noise_multiplier"] = [0.5, 1.0]
     tiny["grid"]["mechanism.steps"] = [5, 10**5]
     planned = outlook(changed(tiny, "audit.record_every", None), tmp_path)
@@ -176,7 +176,7 @@ def test_a_pack_that_cannot_run_here_leaves_the_time_open(error, tiny, tmp_path,
     def fails(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(PackTrainer, "seconds", fails)
+    monkeypatch.setattr(PackTrainer, "time_pack", fails)
     planned = outlook(tiny, tmp_path)
     assert math.isnan(planned.seconds)
     assert planned.audits[0].claim > 0

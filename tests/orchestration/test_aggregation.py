@@ -119,7 +119,7 @@ def test_what_cannot_be_stored_is_not_folded(opened, monkeypatch):
     pack = next(planning.remaining(run, plan))
     aggregation = Aggregation(sweep, plan, run)
     with monkeypatch.context() as patch:
-        patch.setattr(RunDirectory, "_try", full_disk)
+        patch.setattr(RunDirectory, "_write_with", full_disk)
         with pytest.raises(StorageError):
             aggregation.fold(pack, scores_of(plan, pack))
     assert aggregation.progress().done == 0

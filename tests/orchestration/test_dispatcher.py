@@ -657,7 +657,7 @@ class PlayedPool:
             lambda number: Worker(f"t-{number}", f"t-{number}", None), self.ended.append, self
         )
 
-    def room(self, ready: int) -> tuple[int, int]:
+    def trainer_target(self, ready: int) -> tuple[int, int]:
         return self.now_room
 
     def tell_waiting(self, trainers: int, room: int) -> None:

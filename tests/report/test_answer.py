@@ -251,7 +251,7 @@ def test_it_is_computed_anew_where_what_it_rests_on_has_changed(sweep, tmp_path)
 def test_a_bound_above_its_claim_is_never_beside_consistent(sweep, tmp_path, monkeypatch):
     """Bounds and the test of the claim spend their errors apart, so they may differ."""
     run = run_of(sweep, tmp_path, CLAIMED)
-    monkeypatch.setattr(Run, "above", lambda *_: True)
+    monkeypatch.setattr(Run, "has_bound_above_claim", lambda *_: True)
     found = verdict.current(run)
     assert found.verdict is Verdict.INCONCLUSIVE
     assert "does not refute it" in found.sentence
