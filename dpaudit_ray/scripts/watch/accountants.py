@@ -1,4 +1,4 @@
-"""Records what accountants count, what they state, and which ε the script got from them."""
+"""Records which steps accountants count, and which ε they state or the script got from them."""
 
 import collections
 import contextlib
@@ -11,7 +11,7 @@ from ..protocol import AccountedStep, History, Report
 from .loaders import ReleaseKey
 
 Counts = collections.Counter[tuple[int, float, float]]  # counts of steps, by accountant, σ and q
-_SECONDS = 5.0  # an accountant may take for further δ
+_SECONDS = 5.0  # time after which no further δ is asked of an accountant
 
 
 @dataclass
@@ -22,9 +22,9 @@ class Accountants:
         of_engines: the accountant of each engine that made a network private.
         all: all accountants of the script, whether an engine has them or not.
         accounted: noise and rate of each release, as far as it was accounted.
-        reports: ε that the script got, by accountant.
+        reports: accountants that the script asked, and the ε that it got from each.
         answers: ε by a digest of the question, for later runs.
-        loaded: histories that were loaded, by identity of the accountant.
+        loaded: histories that were loaded from checkpoints, by identity of the accountant.
     """
 
     of_engines: list[Any] = field(default_factory=list)
@@ -37,22 +37,29 @@ class Accountants:
     _release: ReleaseKey | None = None
 
     def claiming(self) -> list[Any]:
-        """Returns those whose claim is the script's: its engines', or its own without engine."""
+        """Returns the accountants whose claim is the script's.
+
+        They are those of the script's engines. Without an engine they are all that counted steps.
+        """
         if self.of_engines:
-            return self.of_engines  # others computed a noise multiplier or a plan
+            return self.of_engines  # other accountants computed a noise multiplier or a plan
         return [accountant for accountant in self.all if accountant.history]
 
     def history(self) -> History:
-        """Returns (σ, q, steps) of the claiming accountants, as they have it now."""
+        """Returns (σ, q, steps) that the claiming accountants have counted until now."""
         events: History = ()
         for accountant in self.claiming():
             events += history_of(accountant)
         return events
 
-    def settle(self, release: ReleaseKey | None) -> None:
-        """Notes what accountants gained since the last release as that release's.
+    def note_gains(self, release: ReleaseKey | None) -> None:
+        """Notes the steps that accountants gained since the last call as those of its release.
 
-        A script may account after a step: `release`, about to be made, is settled by the next call.
+        A script may account for a step after it, so each call is about the release before.
+
+        Args:
+            release: the release that is about to be made, which the next call is about; None at
+                the end of the run.
         """
         counts = Counts()
         for index, accountant in enumerate(self.all):
@@ -66,7 +73,7 @@ class Accountants:
         self._release = release
 
     def numbered_reports(self) -> tuple[Report, ...]:
-        """Returns reports with the index of their accountant's claim; -1 if it has none."""
+        """Returns reports with the index of their accountant's claim; -1 for one without claim."""
         numbers = {id(accountant): n for n, accountant in enumerate(self.claiming())}
         return tuple(
             replace(report, claim=numbers.get(id(accountant), -1))
@@ -84,9 +91,9 @@ def stated_epsilons(
     deltas: Sequence[float],
     first: float,
 ) -> tuple[float | None, ...]:
-    """Returns what an accountant states: ε at each δ; None where it fails.
+    """Returns the ε that an accountant states at each δ; None where it fails.
 
-    One that is slow, as with noise that changes at every step, computes ε at δ `first` only.
+    A slow accountant, as with noise that changes at every step, computes ε at δ `first` only.
 
     Args:
         accountant: accountant of the script.

@@ -1,4 +1,4 @@
-"""Repeats forward passes with another record in one place: outputs of the others must stay."""
+"""Repeats forward passes with another record in one place: other records' outputs must stay."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from ..protocol import ForwardInspection
 from .generators import preserve_attributes, preserve_generators
 from .tensors import tree_leaves
 
-_FEWEST = 3  # records
+_FEWEST_RECORDS = 3
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _CLOSE = 1e-3  # relative: arithmetic in another order changes outputs by less
 
@@ -19,24 +19,24 @@ Inputs = tuple[Any, Any]  # arguments and keyword arguments
 
 
 def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
-    """Runs a forward pass again without gradients: as it is, and with another record in one place.
+    """Repeats a forward pass without gradients: unchanged, and with another record in one place.
 
     Args:
         module: network that is in training.
-        inputs: its arguments, and its keyword arguments.
+        inputs: arguments and keyword arguments of the pass.
         dim: dimension of a batch along which records lie.
     """
     sizes = [t.shape[dim] for t in tree_leaves(inputs) if _has_dim(t, dim)]
     batch = sizes[0] if sizes else 0
-    if batch < _FEWEST:
-        why = f"a forward pass with a batch of {batch}; {_FEWEST} records are needed"
+    if batch < _FEWEST_RECORDS:
+        why = f"a forward pass with a batch of {batch}; {_FEWEST_RECORDS} records are needed"
         return ForwardInspection(inconclusive=why)
 
     def with_rows(rows: torch.Tensor) -> Inputs:
-        """Returns the inputs with these rows of the batch."""
+        """Returns the inputs with other rows of the batch, by their indices."""
 
         def exchange(leaf: Any) -> Any:
-            """Returns these rows of a tensor of the whole batch; other values as they are."""
+            """Returns the rows of a tensor that has the whole batch, and other values unchanged."""
             if not _has_dim(leaf, dim) or leaf.shape[dim] != batch:
                 return leaf
             return leaf.index_select(dim, rows.to(leaf.device))
@@ -79,20 +79,20 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
 
 
 def in_functorch() -> bool:
-    """Returns whether a transform of torch.func is active: its tensors have no numbers to read."""
+    """Returns whether a transform of torch.func is active, in which tensors have no numbers."""
     functorch: Any = torch._C._functorch
     return functorch.peek_interpreter_stack() is not None
 
 
 def mapped_batch(inputs: Inputs) -> int | None:
-    """Returns how many records a call under `vmap` has for each mapped entry; None without it."""
+    """Returns how many records a call has for each entry that `vmap` maps; None without `vmap`."""
     functorch: Any = torch._C._functorch
     for leaf in tree_leaves(inputs):
         tensor = leaf
         while isinstance(tensor, torch.Tensor) and functorch.is_functorch_wrapped_tensor(tensor):
             if functorch.is_batchedtensor(tensor):  # `leaf` has no dimension of mapped entries
                 return leaf.shape[0] if leaf.dim() > 1 else 1
-            tensor = functorch.get_unwrapped(tensor)  # `grad` inside `vmap` wraps it once more
+            tensor = functorch.get_unwrapped(tensor)  # `grad` inside `vmap` wraps a tensor again
     return None
 
 
@@ -114,9 +114,12 @@ def _has_dim(value: Any, dim: int) -> bool:
 
 
 def _forward(module: Any, inputs: Inputs) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Returns the outputs, and the parameters and buffers that the pass changed and that go back.
+    """Runs a forward pass, and undoes its changes.
 
     A forward pass itself may shorten an embedding's rows, or follow a mean.
+
+    Returns:
+        The outputs, and the new values of parameters and buffers that the pass changed.
     """
     args, kwargs = inputs
     before = {name: tensor.clone() for name, tensor in _registered(module)}
@@ -138,7 +141,7 @@ def _registered(module: Any) -> list[tuple[str, torch.Tensor]]:
 
 @contextlib.contextmanager
 def _attributes_preserved(module: Any) -> Iterator[None]:
-    """Puts layers' attributes back, and tensors in them."""
+    """Puts back attributes of all layers, and tensors in these attributes, at the end."""
     layers = list(module.modules())
     attributes = []
     for layer in layers:

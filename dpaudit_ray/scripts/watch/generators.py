@@ -17,7 +17,7 @@ from .hooks import users_frames
 Generator = Any  # a generator of torch, numpy or Python
 KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _MOST_PARTS = 100  # parts of a container that are searched for generators
-_STEP = 7919  # between the seeds of generators that are seeded at once
+_SEED_STEP = 7919  # difference between the seeds of generators that are seeded together
 
 
 @contextlib.contextmanager
@@ -44,18 +44,18 @@ def preserve_attributes(objects: Iterable[Any]) -> Iterator[None]:
 
 
 def states_of_all(generators: Iterable[Generator]) -> tuple[str, ...]:
-    """Returns digests of the states of Python's generator, numpy's, torch's, and the passed."""
+    """Returns digests of the states of Python's generator, numpy's, torch's and passed ones."""
     states = []
     for generator in _with_global(generators):
         state = _state(generator)
-        # Without its address, which a pickled tensor has in it.
+        # A pickled tensor would have its address in it.
         values = state.numpy() if isinstance(state, torch.Tensor) else state
         states.append(hashlib.blake2b(pickle.dumps(values), digest_size=16).hexdigest())
     return tuple(states)
 
 
 def _state(generator: Generator) -> Any:
-    """Returns the state that `_set_state` takes."""
+    """Returns a generator's state, which `_set_state` takes."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     if isinstance(generator, random.Random):
@@ -64,7 +64,7 @@ def _state(generator: Generator) -> Any:
 
 
 def _set_state(generator: Generator, state: Any) -> None:
-    """Puts a generator into a state of `_state`."""
+    """Puts a generator into a state that `_state` returned."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):
@@ -76,7 +76,7 @@ def _set_state(generator: Generator, state: Any) -> None:
 def seed_generators(seed: int, generators: Iterable[Generator] = ()) -> None:
     """Seeds Python's generator, numpy's, torch's, and the passed ones."""
     for index, generator in enumerate(_with_global(generators)):
-        number = (seed + _STEP * index) % 2**63
+        number = (seed + _SEED_STEP * index) % 2**63
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = type(generator.bit_generator)(number).state
         elif isinstance(generator, torch.Generator):
@@ -94,7 +94,7 @@ def _with_global(generators: Iterable[Generator]) -> list[Generator]:
 
 
 def script_generators() -> list[Generator]:
-    """Finds generators that are objects of the script: in variables of the code that is run."""
+    """Finds generators in the variables of the script's code that is being run."""
     generators: dict[int, Generator] = {}
     for frame in users_frames():
         for value in (*frame.f_locals.values(), *frame.f_globals.values()):
@@ -103,8 +103,8 @@ def script_generators() -> list[Generator]:
 
 
 def generators_in(value: Any, depth: int = 2) -> Iterator[Generator]:
-    """Yields a generator itself, or those that a value has as parts, or as parts of parts."""
-    # By `type`: isinstance asks some objects for their class, and they warn or fail.
+    """Yields the generators that a value is, or has as parts or as parts of parts."""
+    # Not isinstance: it asks some objects for their class, and they warn or fail.
     if issubclass(type(value), KINDS):
         yield value
     elif depth > 0:

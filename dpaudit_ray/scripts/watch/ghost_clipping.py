@@ -1,6 +1,7 @@
-"""Measures what one record adds to the clipped sum of ghost clipping, which has no gradients of it.
+"""Measures the gradient that one record adds to the clipped sum of ghost clipping.
 
-That is the difference of two backward passes: with the record's loss, and without.
+Ghost clipping computes no record's gradient. So it is measured as the difference of two backward
+passes: with the record's loss, and without.
 """
 
 import contextlib
@@ -18,12 +19,12 @@ from .run_state import WatchedRun
 from .step_probe import INSPECTED
 from .tensors import Release, difference, gradients, spread_indices, squared_lengths
 
-_ROWS = 4  # records whose loss is made larger
+_CHANGED_RECORDS = 4  # records whose loss is made larger
 _FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must be clipped
 
 
 def install(run: WatchedRun) -> None:
-    """Inspects backward passes of ghost clipping from now on, if this Opacus has it."""
+    """Inspects backward passes of ghost clipping from now on, if this version of Opacus has it."""
     inspected: set[tuple[int, int]] = set()  # backward passes, by optimizer and step
 
     def backward(
@@ -55,15 +56,15 @@ def install(run: WatchedRun) -> None:
 
 
 def _longest_gradient(loss: Any, backward: Callable[..., Any]) -> tuple[float, str]:
-    """Returns the length of the longest clipped gradient of one record, and its record in words.
+    """Returns the length of the longest clipped gradient of one record, and the record in words.
 
     Args:
         loss: loss of Opacus, with the loss of each record.
-        backward: its backward pass, without the watch.
+        backward: the loss's backward pass, without the watch.
     """
     longest = 0.0
     change = ""
-    for row in spread_indices(len(loss.loss_per_sample), _ROWS):
+    for row in spread_indices(len(loss.loss_per_sample), _CHANGED_RECORDS):
         without = _clipped_sum(loss, backward, row, 0.0)
         for factor in _FACTORS:
             shift = difference(_clipped_sum(loss, backward, row, factor), without)
@@ -84,7 +85,7 @@ def _clipped_sum(
 
     Args:
         loss: loss of Opacus, with the loss of each record.
-        backward: its backward pass, without the watch.
+        backward: the loss's backward pass, without the watch.
         row: the record's position in the batch.
         factor: 0 leaves the record out.
     """
@@ -103,7 +104,7 @@ def _clipped_sum(
 def _trial_backward(hooks: Any, params: list[Any]) -> Iterator[None]:
     """Opens a context for the audit's own backward passes: at its end, their changes are undone.
 
-    They retain the graph, since the script's own backward pass needs it later.
+    These passes retain the graph, since the script's own backward pass needs it later.
 
     Args:
         hooks: Opacus' wrapper of the network, which adds the hooks of ghost clipping.

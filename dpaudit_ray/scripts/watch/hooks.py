@@ -12,7 +12,14 @@ from ... import imports
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replaces a function by the decorated one, which gets the original before all arguments."""
+    """Returns a decorator that replaces a function by the decorated one.
+
+    The decorated function gets the original function before all arguments.
+
+    Args:
+        owner: module or class that has the function.
+        name: name of the function.
+    """
 
     def replace(wrapper: Callable[..., Any]) -> None:
         """Puts the wrapper in the function's place."""
@@ -23,20 +30,22 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
 
 def _observe(owner: Any, name: str, is_after: bool) -> Callable[[Callable[..., None]], None]:
-    """Returns a decorator for functions to call before or after each call of another one.
+    """Returns a decorator for a function that is to be called with each call of another function.
+
+    It gets the same arguments.
 
     Args:
         owner: module or class that has the observed function.
-        name: name of that function.
-        is_after: the decorated function is called after it, else before; with the same arguments.
+        name: name of the observed function.
+        is_after: the decorated function is called after the observed one, else before.
     """
 
     def register(observer: Callable[..., None]) -> None:
-        """Puts a function in the place of the observed one that calls both."""
+        """Replaces the observed function by one that calls it and the observer."""
 
         @around(owner, name)
         def call(original: Any, /, *args: Any, **kwargs: Any) -> Any:
-            """Calls the observed function, and the observer; returns what the former returns."""
+            """Calls both functions; returns what the observed one returns."""
             if is_after:
                 returned = original(*args, **kwargs)
                 observer(*args, **kwargs)
@@ -52,7 +61,7 @@ after = functools.partial(_observe, is_after=True)
 
 
 def import_if_there(name: str) -> Any:
-    """Imports a module; returns None if the environment, or its version of a library, has none."""
+    """Imports a module; returns None if the environment, or its version of a library, lacks it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -80,7 +89,7 @@ def users_frames() -> list[FrameType]:
 
 
 def calling_line() -> str:
-    """Returns file and line of the user's code that is being run; "" without any."""
+    """Returns file and line of the user's code that is being run; "" if no such code runs."""
     frames = users_frames()
     if not frames:
         return ""

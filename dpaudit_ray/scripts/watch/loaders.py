@@ -53,7 +53,7 @@ class LoaderWatch:
         private: loaders that training uses, if that is known.
         used: draws that a release was made of, in their order.
         last_draws: draws of the last release.
-        unused: sizes of draws that the script got and took no step with.
+        unused: sizes of draws of which the script made no release.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class LoaderWatch:
         self.last_draws: list[Indices] = []
         self.unused: list[int] = []
         self._private_draws = False  # whether a private loader was drawn from
-        self._stored = 0  # indices in `used`
+        self._stored = 0  # number of indices in `used`
         self._iterations: weakref.WeakKeyDictionary[Any, Iteration] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
@@ -74,11 +74,11 @@ class LoaderWatch:
         @before(_BaseDataLoaderIter, "_reset")
         def reset(iterator: Any, *_: Any, **__: Any) -> None:
             """Forgets the iterator's pass before it begins another one."""
-            self._iterations.pop(iterator, None)  # persistent workers walk through it once more
+            self._iterations.pop(iterator, None)  # with persistent workers it serves several passes
 
         @around(_BaseDataLoaderIter, "_next_index")
         def draw(original: Any, iterator: Any) -> Any:
-            """Draws indices, and notes them as waiting: workers fetch batches ahead."""
+            """Draws indices, and notes them as waiting, since workers fetch batches ahead."""
             batch = original(iterator)
             sampler = iterator._index_sampler
             splits = type(sampler).__name__ == "BatchSplittingSampler"  # a class of Opacus
@@ -88,7 +88,7 @@ class LoaderWatch:
 
         @around(_BaseDataLoaderIter, "__next__")
         def advance(original: Any, iterator: Any) -> Any:
-            """Returns the next batch; the oldest waiting draw is its, if the batch may train."""
+            """Returns the next batch. Notes the oldest waiting draw, its own, if it may train."""
             batch = original(iterator)
             iteration = self._iterations.get(iterator)
             if iteration is not None and iteration.waiting and self._trains(iteration.sampler):
@@ -97,10 +97,11 @@ class LoaderWatch:
             return batch
 
     def _trains(self, sampler: Any) -> bool:
-        """Returns whether draws of a sampler may train: those of any, until a private one draws.
+        """Returns whether draws of a sampler may train.
 
-        Other loaders walk through the same data to evaluate; or to train, while the private one
-        rests: Lightning draws from a loader that it makes.
+        Once a private loader draws, only draws of private loaders may: other loaders walk through
+        the same data to evaluate. Until then draws of any loader may, since Lightning trains from a
+        loader that it makes, and the private loader rests.
         """
         samplers = {id(sampler), id(getattr(sampler, "sampler", sampler))}
         is_private = any(id(loader._index_sampler) in samplers for loader in self.private)
@@ -111,12 +112,12 @@ class LoaderWatch:
         """Notes of which draws a release is made.
 
         Args:
-            accumulated: number of draws that are added up in the release, the last ones; of a
-                loader that splits draws, all parts of one are.
+            accumulated: number of draws, the last ones, whose gradients are added up in the
+                release. If a loader splits draws, all parts of a draw are.
             release: optimizer or call site, and its step.
 
         Returns:
-            The number of their records; 0 if it is unknown, or parts are added up.
+            The number of records of these draws; 0 if it is unknown, or parts are added up.
         """
         iteration = self.current
         if iteration is None:
@@ -136,7 +137,7 @@ class LoaderWatch:
 
 
 def _as_indices(batch: Any) -> Indices:
-    """Returns what a sampler drew as indices; none if it is something else."""
+    """Returns what a sampler drew as indices; an empty array if it drew anything else."""
     with contextlib.suppress(TypeError, ValueError):  # a sampler may draw anything
         return np.atleast_1d(np.asarray(batch, dtype=np.int64))
     return np.zeros(0, dtype=np.int64)
@@ -145,11 +146,11 @@ def _as_indices(batch: Any) -> Indices:
 def draw_counts(draws: Sequence[Indices], records: int, rate: float) -> Draws:
     """Counts how often records were drawn, and which draws have a record in common.
 
-    A window is as many draws as have each record once on average: in shuffled batches these share
-    no record, and in independent draws some.
+    In a window of draws each record comes once on average. Draws of shuffled batches in a window
+    share no record, and independent draws share some.
 
     Args:
-        draws: indices of the records of each.
+        draws: indices of the records of each draw.
         records: number of records that are drawn from.
         rate: rate of sampling.
     """

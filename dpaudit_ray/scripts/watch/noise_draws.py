@@ -13,18 +13,19 @@ import torch
 from ..protocol import Correlation, LawDistance
 from .tensors import Release, Vector, difference, squared_lengths
 
-_NUMBERS = 20_000  # numbers of noise to draw per step, within these bounds of draws and seconds
+# Numbers of noise to draw per step, as far as the bounds below of draws and seconds allow.
+_NUMBERS_DRAWN = 20_000
 _FEWEST_DRAWS = 4
 _MOST_DRAWS = 64
 _SECONDS = 3.0
-_COMPARED = 4096  # numbers of each tensor whose noise is compared over steps and tensors
-_MOST_NUMBERS = 200_000  # numbers of the last steps whose law is computed
+_MOST_COMPARED = 4096  # numbers of each tensor whose noise is compared over steps and tensors
+_MOST_NUMBERS = 200_000  # numbers of the last steps that are compared with the normal law
 _FEWEST_COMPARED = 16
 _FEWEST_NEIGHBOURS = 32
 _MOST_SHIFTED = 16_384  # numbers of two steps that are compared with a shift
-_GAPS = 0.25  # share of draws in which a number that is left out is zero
-_LEAST = 1e-30  # a product of squares counts at least as this
-_ROUNDING = 1e-12  # relative: what rounding leaves of the spread of equal numbers
+_GAP_SHARE = 0.25  # share of draws above which a number that is zero counts as left out
+_LEAST_PRODUCT = 1e-30  # a product of squares counts as at least this, as it divides
+_ROUNDING = 1e-12  # relative: a smaller spread than this is rounding of equal numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +34,8 @@ class NoiseDraws:
 
     Attributes:
         count: number of draws.
-        squares: summed squared distance from their mean, by tensor.
-        mean: mean of the differences: minus the step's own noise, but for the noise of the mean.
+        squares: summed squared distance of the draws from their mean, by tensor.
+        mean: mean of the differences. But for its own noise, it is minus the noise of the step.
         constant: which numbers of each tensor no draw changed.
         has_gaps: a number is zero in many releases, and not in others.
     """
@@ -47,7 +48,7 @@ class NoiseDraws:
 
 
 def draw_once(actual: Release, other: Release) -> NoiseDraws:
-    """Returns the noise that the step's own draw and one other show, around their mean."""
+    """Returns the noise of two draws around their mean: the step's own draw, and another one."""
     change = difference(other, actual)
     squares = [square / 2 for square in squared_lengths(change)]
     constant = [np.zeros(len(part), dtype=np.bool_) for part in actual]
@@ -59,14 +60,14 @@ def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
 
     Args:
         actual: the step's release.
-        draw: gives the release with draw number n of its noise.
+        draw: returns the step's release with the draw of noise that has this number.
     """
     size = max(1, sum(map(len, actual)))
-    planned = int(np.clip(-(-_NUMBERS // size), _FEWEST_DRAWS, _MOST_DRAWS))
+    planned = int(np.clip(-(-_NUMBERS_DRAWN // size), _FEWEST_DRAWS, _MOST_DRAWS))
     total = [np.zeros_like(part) for part in actual]
     squared = [0.0] * len(actual)
     constant = [np.ones(len(part), dtype=np.bool_) for part in actual]
-    zeros = [np.zeros(len(part), dtype=np.int64) for part in actual]  # draws that have them
+    zeros = [np.zeros(len(part), dtype=np.int64) for part in actual]  # draws in which a number is 0
     end = time.monotonic() + _SECONDS
     draws = 0
     while draws < planned and (draws < _FEWEST_DRAWS or time.monotonic() < end):
@@ -80,39 +81,40 @@ def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
             zeros[index] += release[index] == 0
         draws += 1
         if squared[-1] > 0 and len(actual[-1]) == 1:
-            planned = _MOST_DRAWS  # one number alone is drawn each time
+            planned = _MOST_DRAWS  # a tensor of a single number has only one number per draw
     mean = [part / draws for part in total]
     spread = []
     for square, part in zip(squared, mean, strict=True):
         around_mean = square - draws * float(np.dot(part, part))
         spread.append(around_mean if around_mean > _ROUNDING * square else 0.0)
     counts = np.concatenate(zeros)
-    # Numbers of 16 bits are rounded to zero in a few draws.
-    has_gaps = bool(((counts > _GAPS * draws) & (counts < draws)).any())
+    # A few draws are no gap, as numbers of 16 bits are at times rounded to zero.
+    has_gaps = bool(((counts > _GAP_SHARE * draws) & (counts < draws)).any())
     return NoiseDraws(draws, spread, mean, constant, has_gaps)
 
 
 class StepNoise:
-    """Compares the noise of steps with each other and with the normal law, and parts of a step."""
+    """Compares the noise of steps, and of a step's tensors, with each other and a normal law."""
 
     def __init__(self) -> None:
         """Begins without steps."""
-        self._noise: list[tuple[int, Vector]] = []  # number and standardised noise of earlier steps
+        # Numbers of the steps so far, each with its standardised noise.
+        self._noise: list[tuple[int, Vector]] = []
 
     def strongest_correlations(self, draws: NoiseDraws, step: int) -> tuple[Correlation, ...]:
         """Returns the pair of each kind that chance explains least, and stores the step's noise.
 
-        The draws' deviations bring all tensors to one scale. Tensors without noise, or of one
+        All tensors are scaled by their noise's standard deviation. Tensors without noise, or of one
         number, are left out.
         """
         parts = []
         for part, square in zip(draws.mean, draws.squares, strict=True):
-            # Of a number of the step's noise, measured from the mean of the draws.
+            # Variance of a number of the step's noise, which is measured from the draws' mean.
             variance = square / ((draws.count - 1) * len(part)) * (1 + 1 / draws.count)
             varies = variance > 0 and len(part) > 1
-            parts.append(-part[:_COMPARED] / np.sqrt(variance) if varies else np.zeros(0))
+            parts.append(-part[:_MOST_COMPARED] / np.sqrt(variance) if varies else np.zeros(0))
         noise = np.concatenate(parts)
-        # With the noise of earlier steps; of tensors with each other; and of entries in a tensor.
+        # Pairs of this step and an earlier one, of two tensors, and of entries of a tensor.
         steps = []
         for before, old in self._noise:
             if len(old) == len(noise) >= _FEWEST_COMPARED:
@@ -132,7 +134,7 @@ class StepNoise:
         return tuple(_strongest(kind) for kind in (steps, tensors, neighbours) if kind)
 
     def law_distance(self) -> LawDistance | None:
-        """Returns the distance of all steps' noise from the normal law; a small step shows none."""
+        """Returns the distance of all steps' noise from the normal law; None without noise."""
         noises = [noise for _, noise in self._noise]
         every = np.concatenate(noises)[-_MOST_NUMBERS:]
         return _distance_from_normal(every) if len(every) else None
@@ -144,7 +146,7 @@ def _correlation(
     first: Vector,
     second: Vector,
 ) -> Correlation:
-    """Returns the correlation of two vectors with mean 0, as of one pair of a kind."""
+    """Returns the correlation of a pair of vectors with mean 0."""
     norm = float(np.sqrt(np.dot(first, first) * np.dot(second, second)))
     value = float(np.dot(first, second)) / norm if norm > 0 else 0.0
     return Correlation(kind, between, len(first), value, pairs=1)
@@ -156,14 +158,18 @@ def _shifted(
     first: Vector,
     second: Vector,
 ) -> Correlation:
-    """Returns the strongest correlation of a vector with the later entries of one as long."""
+    """Returns the strongest correlation of a vector with shifted entries of another vector.
+
+    Both have the same length. Entry i of `first` is compared with entry i + shift of `second`.
+    """
     n = min(len(first), _MOST_SHIFTED)
     a, b = first[:n], second[:n]
     shifts = np.arange(1, n - _FEWEST_COMPARED + 1)
-    # Sums of a[i] b[i + shift] for all shifts: padded with n zeros, the ends do not meet.
+    # Sums of a[i] b[i + shift] for all shifts. Vectors are padded with n zeros, as a transform is
+    # periodic and would add products of one's end and the other's beginning.
     products = np.fft.irfft(np.conj(np.fft.rfft(a, 2 * n)) * np.fft.rfft(b, 2 * n), 2 * n)[shifts]
     squares = np.cumsum(a**2)[n - shifts - 1] * np.cumsum(b[::-1] ** 2)[n - shifts - 1]
-    scores = np.abs(products) / np.sqrt(np.maximum(squares, _LEAST)) * np.sqrt(n - shifts)
+    scores = np.abs(products) / np.sqrt(np.maximum(squares, _LEAST_PRODUCT)) * np.sqrt(n - shifts)
     shift = int(shifts[np.argmax(scores)])
     strongest = _correlation(kind, between, a[:-shift], b[shift:])
     return dataclasses.replace(strongest, shift=shift, pairs=len(shifts))

@@ -1,4 +1,4 @@
-"""Records what a script asks of Opacus' engines and accountants, and inspects private networks."""
+"""Records a script's calls of Opacus' engines and accountants, and inspects private networks."""
 
 import collections
 import contextlib
@@ -21,7 +21,7 @@ from .other_updates import note_initial_statistics, note_input
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
 
-_NO_HOOKS = "GradSampleModuleNoOp"  # class for grad_sample_mode="no_op"
+_NO_HOOKS = "GradSampleModuleNoOp"  # Opacus' class of a network with grad_sample_mode="no_op"
 _USUAL_SAMPLERS = {
     "RandomSampler",
     "SequentialSampler",
@@ -31,15 +31,15 @@ _USUAL_SAMPLERS = {
     "UniformWithReplacementSampler",
     "DistributedUniformWithReplacementSampler",
 }
-# Forward passes of each network: of a private one they are repeated, of others inputs are noted.
+# Number of forward passes of each network that are inspected.
 _INSPECTED_PASSES = 2
-_QUESTIONS = ("get_epsilon", "get_privacy_spent")
+_QUESTIONS = ("get_epsilon", "get_privacy_spent")  # accountants' methods that return ε
 
 
 def install(run: WatchedRun) -> None:
-    """Watches engines, accountants and networks from now on, if there is Opacus.
+    """Watches engines, accountants and networks from now on, if Opacus is installed.
 
-    Targets of ε and δ are stated by calls that come before `make_private`, which takes them once.
+    A call that states a target of ε and δ comes before its call of `make_private`.
     """
     if not import_if_there("opacus"):
         return
@@ -67,14 +67,14 @@ def install(run: WatchedRun) -> None:
 def _make_private(
     run: WatchedRun, original: Any, engine: Any, *, module: Any, data_loader: Any, **options: Any
 ) -> Any:
-    """Calls `make_private`, with one record more if that is requested; records it as `Made`.
+    """Calls `make_private`, with an additional record if that is requested; records it as `Made`.
 
-    What networks have before is noted, so that it is not taken for a trace of private steps.
+    Tensors that networks have before are noted, so that none is taken for a trace of private steps.
 
     Args:
         run: the run.
         original: the method.
-        engine: its object.
+        engine: the engine whose method it is.
         module: the network.
         data_loader: loader of the private data.
         options: further arguments of the call.
@@ -128,7 +128,7 @@ class AccountantWatch:
     def register(self, accountant: Any, *_: Any, **__: Any) -> None:
         """Records an accountant that was made, and wraps the methods of its classes."""
         accountants = self._run.accountants
-        # Some are made by others, which compute with them.
+        # Some accountants are made by Opacus' analysis, which computes with them.
         helps = _caller().startswith("opacus.accountants.analysis")
         if helps or any(accountant is other for other in accountants.all):
             return
@@ -162,16 +162,16 @@ class AccountantWatch:
         Args:
             name: name of the method, one of _QUESTIONS.
             original: the method.
-            accountant: its object.
+            accountant: the accountant whose method it is.
             args: arguments of the call.
             kwargs: keyword arguments of the call.
         """
-        # Accountants answer each other, and functions that search for a noise multiplier.
+        # Other accountants ask, too, and functions that search for a noise multiplier.
         is_internal = _caller().startswith(("opacus.accountants", "dpaudit_ray."))
         if self._is_answering or is_internal:
             return original(accountant, *args, **kwargs)
         run = self._run
-        # The same question in each run of an audit, and an answer may take a second.
+        # Each run of an audit asks the same question, and an answer may take a second.
         question = repr((type(accountant).__qualname__, accountant.history, args, kwargs))
         key = hashlib.blake2b(question.encode(), digest_size=16).hexdigest()
         self._is_answering = True
@@ -201,10 +201,10 @@ def _caller() -> str:
 def _inspect_forward_passes(run: WatchedRun) -> None:
     """Inspects the first forward passes of each network from now on.
 
-    Passes of a private network are repeated with another record. Of other networks, inputs are
-    noted: the private records may train them.
+    Passes of a private network are repeated with another record. Inputs of other networks are
+    noted, since the private records may train these networks.
     """
-    passes = collections.Counter[tuple[int, bool, bool]]()  # by network and kind
+    passes = collections.Counter[tuple[int, bool, bool]]()  # passes by network and kind
 
     @before(torch.nn.Module, "__call__")
     def forward(module: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -231,8 +231,8 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
 def _inspect_forward(run: WatchedRun, module: Any, inputs: Inputs) -> ForwardInspection:
     """Repeats a pass of a private network with another record in one place.
 
-    It also compares the number of rows with that of the last draw: without `batch_first=False`,
-    Opacus takes the first dimension for the records, though time may lie there.
+    The number of rows is also compared with the size of the last draw: without `batch_first=False`,
+    Opacus takes the first dimension for the records, though it may be time.
 
     Args:
         run: the run.
@@ -249,7 +249,7 @@ def _inspect_forward(run: WatchedRun, module: Any, inputs: Inputs) -> ForwardIns
 
 
 def _inspect_mapped(run: WatchedRun, _: Any, inputs: Inputs) -> ForwardInspection:
-    """Notes a pass under `vmap`, which separates its entries; each may have several records."""
+    """Notes how many records each entry has that a pass under `vmap` separates."""
     records = mapped_batch(inputs)
     if records is None:
         return ForwardInspection(inconclusive="a forward pass in torch.func without vmap")
@@ -258,7 +258,7 @@ def _inspect_mapped(run: WatchedRun, _: Any, inputs: Inputs) -> ForwardInspectio
 
 
 def replaced_sampler(loader: Any) -> str:
-    """Returns the class of a sampler that Opacus drops for Poisson sampling; "" if it is usual."""
+    """Returns the class of an unusual sampler that Opacus drops for Poisson sampling, or ""."""
     for sampler in (loader.sampler, loader.batch_sampler):
         name = type(sampler).__name__
         if sampler is not None and name not in _USUAL_SAMPLERS:
@@ -275,9 +275,9 @@ def _subclasses(base: Any) -> list[Any]:
 
 
 def one_record_more(loader: Any) -> Any:
-    """Returns the same loader over a record more, a copy of the first.
+    """Returns a loader of the same data and an additional record, a copy of the first one.
 
-    A loader with a custom sampler is returned as it is.
+    A loader with a custom sampler is returned unchanged.
     """
     if not isinstance(loader.batch_sampler, BatchSampler):
         return loader

@@ -1,13 +1,13 @@
 """Inspects steps of Opacus' optimizers, and adds canaries that pass through their clipping.
 
-Every instance of `DPOptimizer` is watched, whatever its class overrides: its own `step` and
-`pre_step` are called, and what they are given is altered at their entrance only. To inspect a step
-it is repeated on copies, and put back. What it releases is what reaches the optimizer that it
-wraps, or the parameters themselves. So a step is a function of per-example gradients and of
-generators, whatever its code does.
+Every instance of `DPOptimizer` is watched, whatever its class overrides: the class's own `step`
+and `pre_step` are called, with gradients that are altered before them only. To inspect a step, it
+is repeated on copies, and undone. Its release is what reaches the wrapped optimizer, or the
+parameters themselves. So a step is a function of per-example gradients and of generators, whatever
+its code does.
 
-Ghost clipping never has a record's gradient. If its bound is adaptive, its backward pass publishes
-a new one, by a noisy count of records, which is then part of the release.
+Ghost clipping computes no record's gradient. If its bound is adaptive, its backward pass publishes
+a new bound, by a noisy count of records, which is then part of the release.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from .tensors import (
     sample_digest,
 )
 
-_GHOST = "DPOptimizerFastGradientClipping"
+_GHOST = "DPOptimizerFastGradientClipping"  # Opacus' class of optimizers with ghost clipping
 
 Change = Callable[[Any], None] | None  # alters the copies that a step is about to work on
 Call = functools.partial[Any]  # a call of an optimizer's method, with its arguments
@@ -59,14 +59,14 @@ def install(run: WatchedRun) -> None:
         _watch_private(run)
 
     def wrappers(inner: Any) -> list[OptimizerWatch]:
-        """Returns the watches whose private optimizer wraps this one."""
+        """Returns the watches whose private optimizer wraps `inner`."""
         return [w for w in run.optimizers if w.optimizer.original_optimizer is inner]
 
     def before_step(optimizer: Any, *_: Any) -> None:
         """Notes the gradients of a private step, or counts a step that is not private."""
         if run.replaying:
             return
-        # A private step ends in a step of the optimizer that it wraps: the one that is seen here.
+        # A private step ends in a step of the wrapped optimizer, and that one is seen here.
         stepping = [w for w in wrappers(optimizer) if w.is_stepping or w.may_step]
         if stepping:
             stepping[0].note_update()
@@ -74,7 +74,7 @@ def install(run: WatchedRun) -> None:
             other_updates.count_step(run, optimizer)
 
     def after_step(optimizer: Any, *_: Any) -> None:
-        """Notes which step left the parameters as they are: one may be published later."""
+        """Notes which step left the parameters as they are, since they may be published later."""
         for watched in wrappers(optimizer):
             if run.request.inspects and not run.replaying:
                 for p in watched.optimizer.params:
@@ -97,7 +97,7 @@ def _watch_private(run: WatchedRun) -> None:
         run.optimizers.append(OptimizerWatch(run, len(run.optimizers), optimizer))
 
     def adapt(loss: Any, /, *_: Any, **__: Any) -> None:
-        """Has the optimizer's watch called in place of the loss's method that adapts the bound."""
+        """Replaces the method of a loss that adapts the bound by one of the optimizer's watch."""
         for watched in run.optimizers:
             if watched.optimizer is loss.optimizer:
                 vars(loss)["_update_clip_and_noise"] = functools.partial(watched.adapt, loss)
@@ -108,7 +108,13 @@ def _watch_private(run: WatchedRun) -> None:
 
 @dataclass(frozen=True)
 class _AdaptedBound:
-    """A backward pass that adapted the clipping bound, with norms of records, and the old bound."""
+    """A backward pass that adapted the clipping bound.
+
+    Attributes:
+        loss: the loss whose pass it was.
+        norms: lengths of the records' gradients.
+        bound: the clipping bound before.
+    """
 
     loss: Any
     norms: torch.Tensor
@@ -127,7 +133,7 @@ class OptimizerWatch(StepWatch):
     counts = True
 
     def __init__(self, run: WatchedRun, number: int, optimizer: Any) -> None:
-        """Wraps the methods by which a private optimizer, the run's `number`th, takes steps.
+        """Wraps the methods by which a private optimizer takes steps.
 
         Args:
             run: the run.
@@ -141,15 +147,16 @@ class OptimizerWatch(StepWatch):
         self.may_step = False
         self.last_release: Release | None = None
         self._pinned: PinnedStep | None = None  # the entry of the step, in a pinned run
-        self._pinned_noise = 0.0  # standard deviation of what replaces releases
-        self._examples = 0  # gradients in the parts of the step so far
-        self._backwards = 0  # the backward passes that made them
+        self._pinned_noise = 0.0  # standard deviation of the numbers that replace releases
+        self._examples = 0  # number of gradients in the parts of the step so far
+        self._backwards = 0  # number of backward passes that made these gradients
         self._adapted_bound: _AdaptedBound | None = None
-        self._unclipped_change: Change = None  # one record more, which an adaptive bound counts
+        # Adds a gradient that an adaptive bound counts as unclipped.
+        self._unclipped_change: Change = None
         self._call: Callable[[], Any] = lambda: None  # takes the step as the script would
         self._has_closure = False  # a closure makes the step's gradients
-        self._pending_change: Change = None  # is made before gradients are clipped
-        self._open_iteration: Iteration | None = None  # its last draw is not complete yet
+        self._pending_change: Change = None  # to be made before gradients are clipped
+        self._open_iteration: Iteration | None = None  # walk whose last draw is not complete yet
         entrances = {
             "step": self._enter_step,
             "pre_step": self._enter_pre_step,
@@ -174,8 +181,8 @@ class OptimizerWatch(StepWatch):
     def _enter_pre_step(self, call: Call) -> Any:
         """Makes a release in place of the optimizer's `pre_step`.
 
-        Inside of `step`, which calls it, it is a part of that step. A script that calls it itself
-        steps the wrapped optimizer afterwards.
+        Called by `step`, it is a part of that step. A script that calls `pre_step` itself steps the
+        wrapped optimizer afterwards.
         """
 
         def release() -> Any:
@@ -192,7 +199,7 @@ class OptimizerWatch(StepWatch):
         return steps
 
     def _apply_pending(self, call: Call) -> Any:
-        """Makes the pending change, once, and calls the method that clips gradients."""
+        """Makes the pending change, if there is any, and calls the method that clips gradients."""
         change = self._pending_change
         self._pending_change = None
         if change is not None:
@@ -217,7 +224,7 @@ class OptimizerWatch(StepWatch):
     def _take_step(self, call: Callable[[], Any], has_closure: bool) -> Any:
         """Inspects a step, decides about its canary, and takes it.
 
-        A part of a step, whose gradients Opacus only adds up, is counted and nothing else.
+        If it is a part of a step, whose gradients Opacus only adds up, it is only counted.
 
         Args:
             call: takes the step as the script would.
@@ -234,9 +241,9 @@ class OptimizerWatch(StepWatch):
         if skips and skips[0]:  # a part of a step: Opacus adds up, and takes no step
             self._open_iteration = run.loaders.current
             self._add_part(self._passes())
-            with self._stepping():  # `step` calls `pre_step`, which decides that it is skipped
+            with self._stepping():  # `step` calls `pre_step`, which decides to skip the step
                 return call()
-        self.finish_pinned()  # the step before this one
+        self.finish_pinned()  # of the step before
         self._open_iteration = None  # this step completes the draw
         self.last_release = None
         self._call = call
@@ -261,12 +268,12 @@ class OptimizerWatch(StepWatch):
         optimizer = self.optimizer
         if self.steps in INSPECTED:
             self.generators = [*generators_in(optimizer, depth=1), *script_generators()]
-        run.accountants.settle(self.at)
+        run.accountants.note_gains(self.at)
         passes = self._count_examples()
         self.shapes = [tuple(p.shape) for p in optimizer.params]
         self.bound = clipping_bound(optimizer)
         self.unit = self._unit_gradient()
-        self.length = self.bound * self.unit  # of the longest clipped gradient, as released
+        self.length = self.bound * self.unit  # length of the longest clipped gradient, as released
         self.inspect()
         # The rate at which the last step was accounted to sample a record.
         history = run.accountants.history()
@@ -293,7 +300,7 @@ class OptimizerWatch(StepWatch):
             self.run.put(CarriedSum(step=self.steps))
 
     def _passes(self) -> Passes:
-        """Returns the gradients of examples; ghost clipping has none."""
+        """Returns the gradients of examples; with ghost clipping there are none."""
         passes: Passes = []
         for p in self.optimizer.params:
             sample = getattr(p, "grad_sample", None)
@@ -302,16 +309,16 @@ class OptimizerWatch(StepWatch):
         return passes
 
     def _add_part(self, passes: Passes) -> int:
-        """Counts a part of a step; returns its number of examples: 0 in ghost clipping."""
+        """Counts a part of a step; returns how many examples it has, or 0 if that is unknown."""
         rows = max((sum(map(len, samples)) for samples in passes), default=0)
         self._examples += rows
         self._backwards += max(map(len, passes), default=1)
         return rows
 
     def _count_examples(self) -> Passes:
-        """Compares the step's examples with its draws; returns their gradients.
+        """Compares the step's examples with its draws; returns the examples' gradients.
 
-        Those of a closure, Lightning's for one, are not there yet.
+        Gradients that a closure makes, as Lightning's does, are not there yet.
         """
         run = self.run
         passes = [] if self._has_closure else self._passes()
@@ -338,12 +345,12 @@ class OptimizerWatch(StepWatch):
         params = list(self.optimizer.params)
         # Under autocast, gradients have fewer digits than parameters.
         computed = sum(passes, params)
-        # A record more in a batch may shift what its other records draw.
+        # Another record in a batch may change the random numbers of the batch's other records.
         generators = [*self.generators, *generators_in(run.networks.data, depth=3)]
         draws = run.loaders.last_draws
         draw = np.concatenate(draws or [np.zeros(0, dtype=np.int64)])
         pinned_runs.choose_record(run, draw)
-        # With half of the records exchanged, all rows differ.
+        # With half of the records exchanged all rows differ, so that none is compared.
         rows = [] if run.request.pinned == "halved" else _row_lengths(passes)
         self._pinned = PinnedStep(
             line=calling_line(),
@@ -358,7 +365,7 @@ class OptimizerWatch(StepWatch):
             self._pinned = pinned_runs.with_variation(run, self._pinned, draws)
 
     def note_update(self) -> None:
-        """Notes what the wrapped optimizer is about to step by; ends a pinned step."""
+        """Notes the gradients that the wrapped optimizer is about to use; ends a pinned step."""
         self.may_step = False
         self.last_release = gradients(self.optimizer.params)
         self._pin()  # if the script never called `pre_step`
@@ -373,22 +380,22 @@ class OptimizerWatch(StepWatch):
             self._pinned = None
 
     def _digests(self) -> tuple[str, ...]:
-        """Returns digests of the current gradients, of the parameters that have one."""
+        """Returns digests of the gradients that parameters have now."""
         params = self.optimizer.params
         return tuple(sample_digest(p.grad).hex() for p in params if p.grad is not None)
 
     def _pin(self) -> None:
-        """Notes what a step of a pinned run releases, and replaces it by random numbers.
+        """Notes the release of a step of a pinned run, and replaces it by random numbers.
 
-        They are as large as the noise, and the same in all runs. Nothing is done in other runs, nor
-        a second time in a step.
+        The numbers are as large as the noise, and the same in all pinned runs. Nothing is done in
+        other runs, nor a second time in a step.
         """
         if self._pinned is None or self._pinned.release:
             return
         optimizer = self.optimizer
         params = list(optimizer.params)
         self._pinned = replace(self._pinned, release=self._digests())
-        # As large as in the first step: a noisy count may set the bound of a later one.
+        # The noise of the first step serves for all: a noisy count may set later clipping bounds.
         noise = self.unit * self.bound * float(optimizer.noise_multiplier)
         self._pinned_noise = self._pinned_noise or noise
         values = self.pinned_release([p.shape for p in params], self._pinned_noise)
@@ -396,7 +403,7 @@ class OptimizerWatch(StepWatch):
             p.grad = gradient.to(p)
 
     def _unit_gradient(self) -> float:
-        """Returns the length of a clipped gradient of length one in the released gradient."""
+        """Returns the length that a clipped gradient of length 1 has in the released gradient."""
         optimizer = self.optimizer
         if optimizer.loss_reduction != "mean":
             return 1.0
@@ -429,15 +436,15 @@ class OptimizerWatch(StepWatch):
         """Implements `StepWatch.appended`: in the last backward pass, or the ghost sum."""
 
         def longer(sample: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-            """Returns gradients of examples with one more."""
-            # A new tensor, as Opacus marks a tensor of gradients that it has used.
+            """Returns gradients of examples, and after them another example's."""
+            # The tensor is a new one, as Opacus marks a tensor of gradients that it has used.
             return torch.cat([sample, tensor.to(sample).reshape(1, *sample.shape[1:])])
 
         def change(optimizer: Any) -> None:
             """Appends the example's row to the gradients of each parameter."""
             for p, tensor in zip(optimizer.params, row, strict=True):
                 sample = getattr(p, "grad_sample", None)
-                if self.ghost:  # it has the clipped sum, and no rows
+                if self.ghost:  # ghost clipping has the clipped sum, and no rows
                     p.grad = None if p.grad is None else p.grad + tensor.to(p.grad)
                 elif isinstance(sample, list) and sample:
                     sample[-1] = longer(sample[-1], tensor)
@@ -460,7 +467,7 @@ class OptimizerWatch(StepWatch):
     def adapt(self, loss: Any, norms: torch.Tensor) -> tuple[float, float]:
         """Returns the bound and the noise multiplier with which a backward pass continues.
 
-        The bound stays in repeated passes, and in runs that pin what is published.
+        The bound stays in repeated passes, and in runs with pinned releases.
         """
         optimizer = self.optimizer
         bound = float(optimizer.max_grad_norm)
@@ -474,7 +481,7 @@ class OptimizerWatch(StepWatch):
     def _log_factor(self, adapted: _AdaptedBound, change: Change) -> float:
         """Returns the log of the factor by which a noisy count changes the bound.
 
-        Limits of the bound are left out: they process what the count has published.
+        Limits of the bound are left out, as they only process what the count has published.
         """
         loss = adapted.loss
         norms = adapted.norms
@@ -488,7 +495,10 @@ class OptimizerWatch(StepWatch):
             return math.log(type(loss)._update_clip_and_noise(loss, norms)[0] / adapted.bound)
 
     def release(self, change: Change, seed: int | None) -> Release:
-        """Repeats the step on copies; the last part is the log of the clipping bound's factor."""
+        """Implements `StepWatch.release`: repeats the step on copies.
+
+        The last part of the release is the log of the factor by which the clipping bound changed.
+        """
         optimizer = self.optimizer
         params = list(optimizer.params)
         caught: list[Release] = []
@@ -498,7 +508,7 @@ class OptimizerWatch(StepWatch):
             *_: Any,
             **__: Any,
         ) -> None:
-            """Takes the place of the wrapped optimizer's step: notes the gradients it gets."""
+            """Replaces the step of the wrapped optimizer: notes the gradients that it would use."""
             if closure is not None:  # evaluated by the optimizer, before it steps
                 with torch.enable_grad():
                     closure()
@@ -508,8 +518,8 @@ class OptimizerWatch(StepWatch):
             optimizer.original_optimizer.step = catch
             with self._changed(change):
                 self._call()
-            # A release is what the step itself adds to the parameters, and what it hands to the
-            # wrapped optimizer; if there is neither, the gradients that it leaves.
+            # A release is what the step itself adds to the parameters, plus the gradients that it
+            # hands to the wrapped optimizer; without either, the gradients that the step leaves.
             shifts = (p.data - old for p, old in zip(params, before, strict=True))
             release = flat_vectors(shifts)
             if caught:
@@ -518,15 +528,15 @@ class OptimizerWatch(StepWatch):
                 release = gradients(params)
             factor = clipping_bound(optimizer) / self.bound if self.bound > 0 else 1.0
             published = float(np.log(factor))
-            if self._adapted_bound is not None:  # its backward pass set the bound
+            if self._adapted_bound is not None:  # the backward pass set the bound, not the step
                 published = self._log_factor(self._adapted_bound, change)
             return [*release, np.array([published])]
 
     @contextlib.contextmanager
     def _step_undone(self) -> Iterator[list[torch.Tensor]]:
-        """Undoes, at the end, what a step inside has altered; yields the parameters as they were.
+        """Undoes, at the end, the changes by a step inside; yields the parameters from before.
 
-        It restores the parameters, attributes of both optimizers, and histories of accountants.
+        Parameters, attributes of both optimizers, and histories of accountants are restored.
         """
         optimizer = self.optimizer
         inner = optimizer.original_optimizer
@@ -559,13 +569,13 @@ def _row_lengths(samples: Passes) -> list[float]:
     for passes in samples:
         lengths = [gradient.flatten(1).square().sum(1) for gradient in passes]
         squares.append(torch.cat(lengths))
-    if len(set(map(len, squares))) != 1:  # none, or a parameter that is in one pass only
+    if len(set(map(len, squares))) != 1:  # no gradients, or a parameter that is not in all passes
         return []
     return list(map(float, torch.stack(squares).sum(0).sqrt()))
 
 
 def clipping_bound(optimizer: Any) -> float:
-    """Returns the clipping bound; of all layers together where each has its own."""
+    """Returns the clipping bound of all layers together, though each may have its own."""
     bound = optimizer.max_grad_norm
     parts = bound if isinstance(bound, (list, tuple)) else [bound]
     return float(np.sqrt(sum(float(part) ** 2 for part in parts)))
@@ -575,8 +585,8 @@ def _enter_by(name: str, enter: Callable[[Call], Any]) -> Callable[..., Any]:
     """Returns a method that calls `enter` with the call of the optimizer's method `name`."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Passes on the call instead of making it."""
-        # Of the class: a subclass overrides it, and is to be inspected.
+        """Passes the call to `enter`, which decides when it is made."""
+        # The method is that of the class, so that what a subclass overrides is inspected.
         return enter(functools.partial(getattr(type(self), name), self, *args, **kwargs))
 
     method.__name__ = name

@@ -1,4 +1,4 @@
-"""Records training of networks without noise, and whether it saw private records."""
+"""Records training of networks without noise, and whether private records were in it."""
 
 import dataclasses
 from typing import Any, Literal
@@ -17,12 +17,12 @@ def note_input(
     arguments: list[Any],
     trains: bool,
 ) -> None:
-    """Notes the first record that a network is given, which it trains with or not.
+    """Notes the first record of a forward pass, by the parameters of its network.
 
     Args:
         run: the run.
         module: the network.
-        arguments: arguments of its forward pass.
+        arguments: arguments of the forward pass.
         trains: whether the network trains on them.
     """
     tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
@@ -33,12 +33,12 @@ def note_input(
     for p in module.parameters():
         if id(p) not in private:
             entry = (p, type(module).__name__, set[bytes]())
-            is_trained = trains and p.requires_grad  # a frozen network is only asked
+            is_trained = trains and p.requires_grad  # a frozen network only computes
             run.updates.fed.setdefault((id(p), is_trained), entry)[2].add(row)
 
 
 def count_step(run: WatchedRun, optimizer: Any) -> None:
-    """Counts a step that no engine wraps, or whose optimizer was reached past its wrapper."""
+    """Counts a step of an optimizer that no engine wraps, or that was called past its wrapper."""
     updates = run.updates
     params = []
     for group in optimizer.param_groups:
@@ -48,7 +48,7 @@ def count_step(run: WatchedRun, optimizer: Any) -> None:
         private |= set(map(id, watched.optimizer.params))
     inside = [p for p in params if id(p) in private]
     when: Literal["before", "after"] = "after" if run.networks.modules else "before"
-    if run.phase == "main":  # what trains as a module is imported is part of its constants
+    if run.phase == "main":  # training while a module is imported only makes the module's constants
         kind = type(optimizer).__name__
         names = tuple(run.networks.names(inside))
         key = OutsideSteps(
@@ -80,11 +80,11 @@ def outside_steps(run: WatchedRun) -> tuple[OutsideSteps, ...]:
 
 
 def trained_by_records(run: WatchedRun) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """Finds what the private records trained without noise.
+    """Finds the networks that the private records trained without noise.
 
     Returns:
-        Names of private parameters; classes of other networks; and
-        whether the private network got records before it was private.
+        Names of private parameters; classes of other networks; and whether the private network got
+        records before it was private.
     """
     updates = run.updates
     tables: list[torch.Tensor] = []

@@ -1,10 +1,11 @@
-"""Pins releases: random numbers of a seed take the place of what steps release.
+"""Pins releases: random numbers of a seed replace the releases of steps.
 
-Two such runs, one with another record in the place of one, differ in nothing that private training
-publishes. What does differ, but for the steps that have the record, carries it past the noise:
-later steps, what is returned or saved, what chooses a learning rate or an epoch. A third run, with
-other noise, shows what noise changes as well. Of a loop without Opacus the data are arrays of its
-code that the first step's records are rows of. Data are exchanged in memory, never in files.
+Two such runs, one of them with a record exchanged, have the same releases. So they differ only in
+the steps that have the record, and in values that carry it past the noise: later steps, values that
+are returned or saved, or numbers that choose a learning rate or an epoch. A third run, with other
+noise, shows which values noise changes as well. In a loop without Opacus, the data are arrays of
+the loop's code that the first step's records are rows of. Data are exchanged in memory, never in
+files.
 """
 
 import itertools
@@ -30,11 +31,11 @@ from .run_state import WatchedRun
 from .shared_records import arrays_of, base_and_rows
 from .tensors import is_array, is_numeric, owns_memory, row_keys, sample_digest, tree_leaves
 
-_CANDIDATES = 100  # records that one might be exchanged for
+_CANDIDATES = 100  # records that may take the place of the exchanged one
 _MOST_ROWS = 200_000  # rows of an array in which a step's examples are searched
 _DROPPING = ("dropout", "dropout1d", "dropout2d", "dropout3d")  # functions of torch.nn.functional
 _DRAWING = ("rand", "randn", "randint", "rand_like", "randn_like")  # functions of torch
-_DECIDERS = (  # what chooses by a number: module, class, method
+_DECIDERS = (  # methods that choose by a number: module, class, method
     ("torch.optim.lr_scheduler", "ReduceLROnPlateau", "step"),
     ("pytorch_lightning.callbacks", "ModelCheckpoint", "check_monitor_top_k"),
     ("pytorch_lightning.callbacks", "EarlyStopping", "_evaluate_stopping_criteria"),
@@ -43,7 +44,7 @@ _DECIDERS = (  # what chooses by a number: module, class, method
 
 
 def install(run: WatchedRun) -> None:
-    """Exchanges the record in private data from now on, and seeds what loaders draw."""
+    """Exchanges the record in private data from now on, and seeds the draws of loaders."""
     from torch.utils.data._utils.fetch import _MapDatasetFetcher
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -64,19 +65,19 @@ def _seed_entropy(run: WatchedRun) -> None:
 
     @around(os, "urandom")
     def urandom(_: Any, size: int) -> bytes:
-        """Returns bytes that follow from the request, as `os.urandom` is called."""
+        """Replaces `os.urandom`: returns bytes that follow from the request."""
         return entropy.randbytes(size)
 
     @around(np.random, "default_rng")
     def default_rng(original: Any, seed: Any = None) -> Any:
-        """Makes the generator, by a seed of the request if the script gives none."""
+        """Makes a generator, by a seed of the request if the script gives none."""
         return original(entropy.getrandbits(64) if seed is None else seed)
 
 
 def _draw_alike(run: WatchedRun) -> None:
     """Makes random functions of torch draw the same numbers for each record of a batch.
 
-    A batch of another size then draws no other numbers.
+    So a record has the same random numbers in a batch of another size.
     """
 
     def drop(original: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -88,7 +89,7 @@ def _draw_alike(run: WatchedRun) -> None:
 
     def draw(original: Any, *args: Any, **kwargs: Any) -> Any:
         """Draws numbers for one record, and repeats them if a size is a multiple of the batch's."""
-        size: Any = args  # of what is drawn: integers, or a tuple, or a tensor that has this size
+        size: Any = args  # size of the drawn tensor: integers, a tuple, or a tensor of this size
         if args and isinstance(args[-1], (tuple, list, torch.Tensor)):
             size = args[-1]
         shape = list(getattr(size, "shape", size))
@@ -107,18 +108,19 @@ def _draw_alike(run: WatchedRun) -> None:
 
 
 class _PrivateData:
-    """Exchanges records in what private loaders read; its methods are called by their libraries."""
+    """Exchanges records in the data of private loaders; wrapped functions call its methods."""
 
     def __init__(self, run: WatchedRun) -> None:
         """Begins before training is private."""
         self._run = run
         self._record = run.request.record or 0
-        # Of each data set, by its identity: which record, by index, takes the place of which. They
-        # are chosen before records are exchanged, as the choice depends on their values.
+        # By the identity of a data set: index of the record that takes the place of each exchanged
+        # one. They are chosen before records are exchanged, as the choice depends on values.
         self._substitutes: dict[int, dict[int, int]] = {}
-        self._searched: set[int] = set()  # data sets whose first batch was searched for numbers
-        self._replaced: list[tuple[Any, Any]] = []  # arrays, and copies of what they had
-        self._draw_numbers = itertools.count()  # of draws, from which their seeds are derived
+        # Data sets whose first batch was searched for numbers of records.
+        self._searched: set[int] = set()
+        self._replaced: list[tuple[Any, Any]] = []  # arrays, and copies of their earlier values
+        self._draw_numbers = itertools.count()  # numbers of draws, from which seeds are derived
 
     def replace_half(self, *_: Any, **__: Any) -> None:
         """Puts other records in place of half of the data, until training is private."""
@@ -126,7 +128,7 @@ class _PrivateData:
             self._replaced.extend(_replace_half(self._run))
 
     def make_private(self, _: Any, *, data_loader: Any, **options: Any) -> None:
-        """Puts back what `replace_half` replaced, and exchanges records as the run requests."""
+        """Puts back the values that `replace_half` replaced; exchanges records as requested."""
         run = self._run
         for array, values in self._replaced:
             array[:] = values
@@ -143,7 +145,7 @@ class _PrivateData:
     def draw(self, original: Any, iterator: Any) -> Any:
         """Draws the same indices in each run, whatever random numbers were drawn before.
 
-        In runs that vary a record of each batch, it is then exchanged in the batch, or left out.
+        In runs that vary a record of each batch, the record is exchanged or left out here.
         """
         run = self._run
         with preserve_generators():
@@ -154,17 +156,17 @@ class _PrivateData:
         if not private:
             return indices
         # A batch that lacks a record would shift the random numbers of worker processes, which are
-        # not pinned: with workers it is exchanged.
+        # not pinned: with workers the record is exchanged.
         return _varied_draw(run, indices, private, keeps_size=iterator._num_workers > 0)
 
     def fetch(self, original: Any, fetcher: Any, indices: Any) -> Any:
         """Fetches a batch, with other records in place of those that are exchanged.
 
-        Arrays in memory have them already; a data set may read others from files.
+        Arrays in memory have these records already, but a data set may read records from files.
 
         Args:
             original: the loader's own `fetch`.
-            fetcher: its object, which has the data set.
+            fetcher: the object whose method it is, which has the data set.
             indices: indices of the batch.
         """
         data = fetcher.dataset
@@ -189,7 +191,7 @@ def table_digests(data: Iterable[Any]) -> Iterator[str]:
 
 
 def _replace_half(run: WatchedRun) -> Iterator[tuple[Any, Any]]:
-    """Puts other records in place of half of the data; yields arrays, and what they had."""
+    """Puts other records in place of half of the data; yields arrays, and their earlier values."""
     for array in _arrays_of_script():
         values = torch.as_tensor(array)
         if array.ndim > 1 and sample_digest(values).hex() in run.request.tables:
@@ -199,7 +201,7 @@ def _replace_half(run: WatchedRun) -> Iterator[tuple[Any, Any]]:
 
 
 def _batch_size(run: WatchedRun) -> int:
-    """Returns how many records the last batch has, after its variation; 0 without any."""
+    """Returns how many records the last batch has, after its variation; 0 without a batch."""
     current = run.loaders.current
     if current is None or not current.batches:
         return 0
@@ -215,23 +217,24 @@ def _exchange_looked_up(
     indices: Indices,
     pair: tuple[int, int],
 ) -> None:
-    """Exchanges the record in tables that are indexed by numbers of records, if batches have these.
+    """Exchanges the record in tables that the script looks up by numbers of records.
 
-    A table is an array of the script, or of its networks, as long as the data.
+    A table is an array of the script, or of its networks, as long as the data. It can be looked up
+    if batches have the numbers of their records.
 
     Args:
         run: the run.
         data: the private data set.
-        batch: its first batch, already with the other record.
+        batch: the data set's first batch, already with the other record.
         indices: indices of the batch.
-        pair: index of the exchanged record, and of the one in its place.
+        pair: indices of the exchanged record, and of the record in its place.
     """
     base, rows = base_and_rows(data)
     numbers = torch.arange(len(base)) if rows is None else torch.tensor(rows)
     draw = numbers[indices]
     for leaf in tree_leaves(batch):
         is_like = isinstance(leaf, torch.Tensor) and leaf.shape == draw.shape
-        # All numbers agree, or all but that of the exchanged record, which is the other one's.
+        # All numbers agree, except perhaps at the exchanged record.
         if is_like and int((leaf != draw).sum()) < 2:
             break
     else:
@@ -255,7 +258,7 @@ def _watch_decisions(run: WatchedRun) -> None:
             continue
 
         def decide(*args: Any, name: str = name, **kwargs: Any) -> None:
-            """Notes the numbers that are about to be decided by; `args` begin with the object."""
+            """Notes the numbers by which an object, the first of `args`, is about to decide."""
             leaves = tree_leaves((args[1:], kwargs))
             scalars = [v for v in leaves if isinstance(v, float) or np.ndim(v) == 0]
             numbers = [float(v) for v in scalars if isinstance(v, (float, torch.Tensor))]
@@ -265,14 +268,19 @@ def _watch_decisions(run: WatchedRun) -> None:
 
 
 def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
-    """Finds the script's arrays that examples are rows of; chooses a record, or exchanges it."""
-    # A script that may draw from keys, as JAX does, draws what no run can replace.
+    """Finds the script's arrays that examples are rows of; chooses a record, or exchanges it.
+
+    Args:
+        run: the run.
+        examples: arrays that have the examples of the first step.
+    """
+    # No run can replace the draws of a script that may draw from keys, as JAX does.
     if {"jax", "tensorflow"} & {*sys.modules} or len(examples[0]) < FEWEST:
         return
     pinned = run.pinned
     batch = len(examples[0])
-    # These arrays contain batches, too. The shortest array that is longer than a batch comes first:
-    # batches are drawn from it.
+    # Batches are among the script's arrays, too. So the shortest array that is longer than a batch
+    # comes first: batches are drawn from it.
     tables = sorted(_arrays_of_script(), key=lambda table: (len(table) <= batch, len(table)))
     keys = [list(row_keys(rows)) for rows in examples]
     for table, number in itertools.product(tables, range(len(examples))):
@@ -304,7 +312,7 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
 def has_row(run: WatchedRun, examples: Sequence[Any]) -> bool:
     """Returns whether examples have the chosen record; True if that is unknown."""
     pinned = run.pinned
-    if run.request.pinned == "halved":  # half of the records are other ones
+    if run.request.pinned == "halved":  # every batch may have an exchanged record
         return True
     if not pinned.tables or pinned.chosen is None or not examples:
         return True
@@ -313,7 +321,7 @@ def has_row(run: WatchedRun, examples: Sequence[Any]) -> bool:
 
 
 def _arrays_of_script() -> list[Any]:
-    """Returns arrays that may have the records: batches are among them."""
+    """Returns arrays of the script that may have the records, or batches of them."""
     leaves: list[Any] = []
     for frame in users_frames():
         for value in tree_leaves([dict(frame.f_locals), frame.f_globals]):
@@ -325,7 +333,10 @@ def _arrays_of_script() -> list[Any]:
 
 
 def other_record(data: Any, record: int) -> int:
-    """Returns the index of a record to take the place of this one: different in each array."""
+    """Returns the index of a record to take the place of `record`.
+
+    If possible, the two differ in each array that the data set has.
+    """
     size = len(data)
     if record >= size:
         return record
@@ -338,19 +349,19 @@ def other_record(data: Any, record: int) -> int:
 
 
 def exchange(data: Any, record: int) -> None:
-    """Puts another record in the place of one, in arrays that a data set has in memory."""
+    """Puts another record in the place of `record`, in arrays that a data set has in memory."""
     other = other_record(data, record)
     if other != record:
         _overwrite(data, {record: other})
 
 
 def exchange_half(data: Any) -> dict[int, int]:
-    """Puts the second record in the place of every other one.
+    """Puts the second record in the place of every other record.
 
-    If half of the records are equal, even a share or a threshold that is rounded changes.
+    With half of the records equal, even a share or a threshold that is rounded changes.
 
     Returns:
-        The index of the record in its place, by the index of each that was replaced.
+        The index of the second record, by the index of each record that was replaced.
     """
     size = len(data) if hasattr(data, "__len__") else 0  # in a stream, nothing is exchanged
     substitutes = dict.fromkeys(range(0, size - 1, 2), 1)
@@ -359,7 +370,12 @@ def exchange_half(data: Any) -> dict[int, int]:
 
 
 def _overwrite(data: Any, substitutes: dict[int, int]) -> None:
-    """Puts records in the place of others, in arrays that a data set has in memory."""
+    """Puts records in the place of others, in arrays that a data set has in memory.
+
+    Args:
+        data: the data set.
+        substitutes: index of the record that takes the place of each record, by its index.
+    """
     base, rows = base_and_rows(data)
     targets = list(substitutes)
     sources = list(substitutes.values())
@@ -382,7 +398,7 @@ def _is_equal(array: Any, other: Any) -> bool:
 
 
 def choose_record(run: WatchedRun, draw: Indices) -> None:
-    """Chooses the record that later runs exchange from a draw, if no batch showed its items."""
+    """Chooses the record that later runs exchange from a draw, if no batch could be read."""
     if len(draw) >= FEWEST and run.request.record is None and run.pinned.chosen is None:
         run.pinned.chosen = int(draw[len(draw) // 2])
         run.pinned.chosen_as = "a record in the middle of a batch"
@@ -394,15 +410,15 @@ def _varied_draw(
     items: list[Any],
     keeps_size: bool,
 ) -> list[int]:
-    """Returns a draw without its most conspicuous record, or with another one in its place.
+    """Returns a draw without its most conspicuous record, or with another record in its place.
 
-    It is left out of each second draw, but for batches of a fixed size. The step finds the change
-    by its draw: a worker may fetch some batches before it.
+    Every other draw leaves the record out, unless batches have a fixed size. The change is stored
+    by the bytes of the draw, as workers may fetch several batches before their steps.
 
     Args:
         run: the run.
         indices: indices of a draw.
-        items: its records.
+        items: records of the draw.
         keeps_size: whether all batches must have the same size.
     """
     pinned = run.pinned
@@ -413,7 +429,7 @@ def _varied_draw(
     change += f" record {indices[position]}, {name},"
     missing = position if leaves_out else None
     pinned.variations[np.array(indices).tobytes()] = change, missing
-    # Its neighbour in the batch takes its place; the first one's neighbour is the last one.
+    # The record before it in the batch takes its place, and for the first record the last one.
     replacement = [] if leaves_out else [indices[position - 1]]
     return [*indices[:position], *replacement, *indices[position + 1 :]]
 
@@ -425,7 +441,7 @@ def with_variation(
 ) -> PinnedStep:
     """Returns the entry of a step with the change of its batch by `_varied_draw`.
 
-    If it has several draws, their changes overlap, and lengths of gradients are not compared.
+    If the step has several draws, their changes overlap, and gradients' lengths are not compared.
 
     Args:
         run: the run, which varies a record of each batch.

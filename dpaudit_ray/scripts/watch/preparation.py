@@ -1,9 +1,9 @@
 """Follows the script's arrays from where they first appear until training is private.
 
-What a script computes from all its records before training, such as scales, fillings, selected
-columns or made-up records, is in the prepared records of others, and no noise is for it. To see
-that, a run changes some rows of an array right after the script's line that made it, and compares
-the prepared records. A first run changes nothing, and lists the arrays.
+Scales, fillings, selected columns or made-up records that a script computes from all records before
+training put a record's values into other prepared records, without noise. To see that, a run
+changes some rows of an array right after the script's line that made it, and the prepared records
+are compared. A first run changes nothing, and lists the arrays.
 """
 
 import functools
@@ -29,14 +29,14 @@ from .hooks import before, import_if_there
 from .run_state import EnoughSeen, WatchedRun
 from .tensors import digest, is_array, is_numeric, owns_memory, tree_leaves
 
-_FEWEST = 30  # rows of an array that may have the records
+_FEWEST_ROWS = 30  # rows of an array that may have the records
 _MOST_EVENTS = 200_000  # lines of the script that are followed
-_MOST_BYTES = 2**28  # a followed array has at most
-_MOST_RECORDS = 100_000  # records that are fetched one by one, if that is fast
-_MOST_ELEMENTS = 100_000  # a followed list has at most
-_SECONDS = 10.0  # fetching them may take
-_MOST_COLUMNS = 20  # whose extremes are changed
-_MOST_PARTS = 10  # a container with arrays has at most; a longer one is a list of records
+_MOST_BYTES = 2**28  # size of an array that is followed
+_MOST_RECORDS = 100_000  # records that are fetched one by one
+_MOST_ELEMENTS = 100_000  # elements of a list that is followed
+_FETCH_SECONDS = 10.0  # time for fetching records one by one
+_MOST_COLUMNS = 20  # columns whose extremes are changed
+_MOST_PARTS = 10  # parts of a container with arrays; a longer one is a list of records
 _PLAIN = (int, float, bool, complex, str, bytes, type(None))
 
 Numbers = npt.NDArray[np.float64]
@@ -66,14 +66,18 @@ class Followed:
         self._seen = weakref.WeakValueDictionary[int, Any]()
         self._seen_lists: dict[int, list[Any]] = {}
         self._appeared: list[Appeared] = []
-        self._line = ""  # the script's last line
+        self._line = ""  # line of the script that made what appears at the next event
         self._targets: list[int] = []  # rows that were changed
 
     def trace(self, frame: FrameType, event: str, value: Any) -> Any:
         """Lists new arrays in the variables of the script's functions after each line.
 
-        It is a trace function of Python, which is called with the frame and the kind of event;
-        `value` is what a function returns.
+        Python calls it as a trace function.
+
+        Args:
+            frame: the frame of the running code.
+            event: kind of the event, such as "line" or "return".
+            value: value that a function returns.
         """
         if not hooks.is_users(frame.f_code.co_filename):
             return None
@@ -85,16 +89,16 @@ class Followed:
         if event == "return":
             values.append(value)
         try:
-            self._look(values)
+            self._list_arrays(values)
         except Exception:  # noqa: BLE001 (objects of the script may raise anything when asked)
             sys.settrace(None)
             return None
-        # A line is traced before it runs: what appears at the next event is from this one.
+        # A line is traced before it runs, so what appears at the next event is from this line.
         self._line = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         return self.trace
 
-    def _look(self, values: Sequence[Any]) -> None:
-        """Lists arrays that appear now, and changes those that the request names."""
+    def _list_arrays(self, values: Sequence[Any]) -> None:
+        """Lists arrays that are new in these values, and changes those that the request names."""
         request = self._run.request
         for array in _arrays_in(values):
             arrays = self._seen_lists if isinstance(array, list) else self._seen
@@ -107,7 +111,7 @@ class Followed:
             self._appeared.append(Appeared(name, len(array), self._events, self._line))
             if name in request.arrays:
                 self._targets = list(self._targets or request.targets or _extreme_rows(array))
-                # Without sources, all of these rows become equal to the one in the middle.
+                # Without sources, all of these rows get the values of the row in the middle.
                 middle = [len(array) // 2] * len(self._targets)
                 _move_rows(array, self._targets, list(request.sources) or middle)
 
@@ -115,7 +119,7 @@ class Followed:
         """Summarises the records of the first private data; ends a run that changed arrays.
 
         Args:
-            data: the data set; None if there is none to look at.
+            data: the data set; None if it is unknown.
             options: options of `make_private`; empty for a loop without Opacus.
 
         Raises:
@@ -146,7 +150,7 @@ def _settings(
     data_loader: Any,
     **options: Any,
 ) -> dict[str, str]:
-    """Returns what the script chose before private training, as texts by their names."""
+    """Returns settings that the script chose before private training, as texts by their names."""
     values = {name: options.get(name) for name in ("noise_multiplier", "max_grad_norm")}
     values["batch size"] = data_loader.batch_size
     for name, value in optimizer.defaults.items():
@@ -158,15 +162,15 @@ def _settings(
 
 
 def _arrays_in(values: Sequence[Any], depth: int = 3) -> Iterator[Any]:
-    """Yields arrays, tables and lists of many records in variables, and in what these contain."""
+    """Yields arrays, tables and lists that may have the records, in values and in their parts."""
     for value in values:
         if isinstance(value, _PLAIN):
             continue
         if is_array(value) or is_numeric(value) or _is_table(value):
-            if value.ndim > 0 and len(value) >= _FEWEST:
+            if value.ndim > 0 and len(value) >= _FEWEST_ROWS:
                 yield value
-        elif isinstance(value, list) and len(value) >= _FEWEST:
-            if isinstance(value[0], (str, bytes, tuple, dict)):  # no indices, and no networks
+        elif isinstance(value, list) and len(value) >= _FEWEST_ROWS:
+            if isinstance(value[0], (str, bytes, tuple, dict)):  # not a list of indices or networks
                 yield value
         elif depth > 0:
             yield from _arrays_in(_parts(value), depth - 1)
@@ -193,7 +197,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _digest(array: Any) -> str | None:
-    """Returns a digest of all rows; None for arrays that are large, or not to be changed."""
+    """Returns a digest of all rows; None for arrays that are large, or must not be changed."""
     if isinstance(array, list):
         is_usable = len(array) <= _MOST_ELEMENTS
         return f"{zlib.crc32(repr(array).encode()):x}" if is_usable else None
@@ -210,7 +214,7 @@ def _digest(array: Any) -> str | None:
     if isinstance(array, torch.Tensor):
         if array.requires_grad or array.is_cuda:
             return None
-        # Of a copy: numpy exports the memory, after which `owns_memory` may be False.
+        # The array is copied, as `owns_memory` may be False after numpy has exported its memory.
         return digest(array.clone()).hex()
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).hexdigest()
 
@@ -218,15 +222,15 @@ def _digest(array: Any) -> str | None:
 def _extreme_rows(array: Any) -> list[int]:
     """Returns the rows with the least and the greatest value of each column, in order.
 
-    The columns are those with numbers. A list has one: the lengths of its elements, 0 for those
-    without a length.
+    Only columns with numbers count. A list has a single column: the lengths of its elements, 0 for
+    an element without length.
     """
     if isinstance(array, list):
         values = np.array([[len(text) if hasattr(text, "__len__") else 0] for text in array])
     elif _is_table(array):
         values = array.select_dtypes("number").to_numpy(dtype=float)
     else:
-        # Of a copy: numpy exports the memory, after which `owns_memory` may be False.
+        # The array is copied, as `owns_memory` may be False after numpy has exported its memory.
         values = np.array(array.clone() if is_array(array) else array, dtype=float)
     columns = np.nan_to_num(values.reshape(len(array), -1)[:, :_MOST_COLUMNS])
     return sorted({*map(int, columns.argmin(0)), *map(int, columns.argmax(0))})
@@ -255,33 +259,34 @@ def _summaries(run: WatchedRun, data: Any) -> list[Summary]:
     """Returns random combinations of each prepared record's values.
 
     Returns:
-        An empty list for data that come as a stream, or of too many or too slow records.
+        The combinations, or an empty list if the data come as a stream, or if records are too many
+        or too slow to fetch.
     """
     if type(data) in (TensorDataset, StackDataset):
         tables = data.tensors if type(data) is TensorDataset else data.datasets
-        parts = [_combined(table, number) for number, table in enumerate(tables)]
+        parts = [_combine_table(table, number) for number, table in enumerate(tables)]
         return list(map(_summary, sum(parts, np.zeros((len(data), SUMMARY)))))
     if not hasattr(data, "__len__") or len(data) > _MOST_RECORDS:
         return []
     with preserve_generators(generators_in(data)):
         seed_generators(run.request.derived("prepared"))
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + _FETCH_SECONDS
         summaries = []
         for index in range(len(data)):
             if time.monotonic() > end:
                 return []
-            summaries.append(_summary(_of_item(data[index])))
+            summaries.append(_summary(_combine_item(data[index])))
         return summaries
 
 
-def _combined(table: Any, number: int) -> Numbers:
-    """Returns combinations [rows, SUMMARY] of each row's values; `number` is that of the table."""
+def _combine_table(table: Any, number: int) -> Numbers:
+    """Returns combinations [rows, SUMMARY] of each row's values, in the data's table `number`."""
     rows = torch.as_tensor(table).detach().double().reshape(len(table), -1).nan_to_num(0.5)
     combined: Numbers = rows.numpy() @ _weights(rows.shape[1], number)
     return combined
 
 
-def _of_item(item: Any) -> Numbers:
+def _combine_item(item: Any) -> Numbers:
     """Returns combinations [SUMMARY] of all values of a record."""
     total = np.zeros(SUMMARY)
     for number, leaf in enumerate(tree_leaves(item)):
@@ -303,5 +308,5 @@ def _summary(combinations: Numbers) -> Summary:
 
 @functools.lru_cache(maxsize=32)
 def _weights(size: int, number: int) -> Numbers:
-    """Returns random weights [size, SUMMARY], the same in each run."""
+    """Returns random weights [size, SUMMARY] of part `number` of records, the same in each run."""
     return np.random.Generator(np.random.PCG64([size, number])).standard_normal((size, SUMMARY))

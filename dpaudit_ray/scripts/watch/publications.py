@@ -1,4 +1,4 @@
-"""Names what is returned or saved, and what of it carries more than releases."""
+"""Names values that are returned or saved, and finds those that carry more than releases."""
 
 import collections
 import contextlib
@@ -17,15 +17,15 @@ from .run_state import WatchedRun
 from .shared_records import PrivateRecords, tables_of
 from .tensors import digest, has_numbers, is_array, is_numeric, sample_digest, tree_leaves
 
-_FEWEST_CYCLES = 2  # a choice of the middle step has as many
+_FEWEST_CYCLES = 2  # cycles of equal length, above which no record chose the published steps
 
-Remark = tuple[Leftover, str]  # and the name of the value
+Remark = tuple[Leftover, str]  # kind of leftover, and name of the value
 
 
 def digests_of_all_networks() -> set[bytes]:
-    """Returns digests of what is in any network of this process: one may be returned later."""
-    gc.unfreeze()  # what was imported before the fork counts, too
-    # By `type`: isinstance asks some objects for their class, and they warn or fail.
+    """Returns digests of all tensors in networks of this process, as any may be returned later."""
+    gc.unfreeze()  # else objects that were imported before the fork would be missing
+    # Not isinstance: it asks some objects for their class, and they warn or fail.
     networks = [
         thing
         for thing in gc.get_objects()
@@ -39,9 +39,10 @@ def digests_of_all_networks() -> set[bytes]:
 def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yields name, class of its network, and value of each part that is saved with `value`.
 
-    Of networks these are the entries of `state_dict`, of estimators of scikit-learn and of data
-    classes what pickle saves. Containers are walked through, but for those of numbers and texts
-    alone; arrays of numpy, JAX and pandas come as tensors, those of texts as lists.
+    Parts of a network are the entries of its `state_dict`. Parts of an estimator of scikit-learn,
+    or of a data class, are the attributes that pickle saves. Containers are divided, except those
+    of only numbers and texts. Arrays of numpy, JAX and pandas come as tensors, arrays of texts as
+    lists.
     """
     package = type(value).__module__.partition(".")[0]
     if package in ("numpy", "jax", "jaxlib", "pandas"):
@@ -50,7 +51,7 @@ def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
         value = value.__getstate__()
     prefix = f"{name}." if name else ""
     if isinstance(value, torch.nn.Module):
-        network = getattr(value, "_module", value)  # Opacus wraps the user's
+        network = getattr(value, "_module", value)  # Opacus wraps the user's network
         for key, part in network.state_dict(keep_vars=True).items():
             yield prefix + key, type(network).__name__, part
     elif isinstance(value, torch.Tensor):
@@ -80,12 +81,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def pin_publications(run: WatchedRun, value: Any, file: str = "") -> None:
-    """Notes digests of all that is returned, or saved in a file, but of what is public.
+    """Notes digests of a value that is returned, or saved in a file, except of its public parts.
 
     Args:
         run: a pinned run.
         value: value that is returned or saved.
-        file: name of the file, with a separator; "" for what is returned.
+        file: name of the file, with a separator; "" for a value that is returned.
     """
     publications = run.publications
     for key, network, part in named_values(value):
@@ -114,12 +115,12 @@ def remarks(
     value: Any,
     file: str = "",
 ) -> list[Remark]:
-    """Names tensors of what is returned, or saved in a file, that carry more than releases.
+    """Names parts of a value that carry more than releases.
 
     Args:
         run: the run.
-        value: value that is returned or saved.
-        file: name of the file, with a separator; "" for what is returned.
+        value: value that is returned or saved in a file.
+        file: name of the file, with a separator; "" for a value that is returned.
     """
     if not run.request.inspects:
         return []
@@ -137,7 +138,7 @@ def remarks(
     if tensors.has_each_cycle:
         tensors.remarks = [remark for remark in tensors.remarks if remark[0] != "earlier"]
     if tensors.shapes and tensors.unmatched == tensors.shapes:
-        # Releases are of other shapes than what is returned.
+        # Nothing that is returned has the shape of a release, so it need not be a release.
         return [remark for remark in tensors.remarks if remark[0] != "tensors"]
     return tensors.remarks
 
@@ -156,14 +157,20 @@ def _private_records(run: WatchedRun) -> PrivateRecords:
 
 
 class _KnownTensors:
-    """Tensors that may be published: private parameters, and what networks had before."""
+    """Tensors that may be published: private parameters, and tensors that networks had before.
+
+    Attributes:
+        remarks: remarks on the tensors that were checked.
+        shapes: shapes of the last releases of loops without Opacus, with their counts.
+        unmatched: those that no published tensor has had so far.
+    """
 
     def __init__(self, run: WatchedRun, file: str) -> None:
-        """Collects what is known of a run's tensors by now.
+        """Collects the tensors of a run that are known by now.
 
         Args:
             run: the run.
-            file: name of the file that is saved, with a separator; "" for what is returned.
+            file: name of the file that is saved, with a separator; "" for returned values.
         """
         self._run = run
         self._file = file
@@ -179,26 +186,26 @@ class _KnownTensors:
             for p, values in zip(params, watched.last_release or [], strict=False):
                 self._released[id(p)] = torch.from_numpy(values)
         self._private = set(map(id, private))
-        # States of optimizers are of private gradients, as parameters are.
+        # States of optimizers are computed from private gradients, as parameters are.
         processed = [*private, *filter(has_numbers, tree_leaves(list(map(dict, states))))]
         self._explained = run.publications.before | set(map(digest, processed))
         if file and not run.releases:
             self._explained |= digests_of_all_networks()
-        self.shapes = collections.Counter[tuple[int, ...]]()  # shapes of the last releases of loops
+        self.shapes = collections.Counter[tuple[int, ...]]()
         for stream in run.streams.values():
             self.shapes.update(stream.released_shapes)
-        self.unmatched = self.shapes.copy()  # those that no published tensor has had so far
+        self.unmatched = self.shapes.copy()
         self._earlier_steps: set[int] = set()
         self._last_step = 0
 
     @property
     def has_each_cycle(self) -> bool:
-        """Whether parameters of equally distant steps are published: no record has chosen them."""
+        """Whether parameters of equally distant steps are published, which no record chose."""
         gaps = np.diff([0, *sorted(self._earlier_steps), self._last_step])
         return len(gaps) > _FEWEST_CYCLES and len(set(gaps.tolist())) == 1
 
     def check_gradients(self, name: str, tensor: torch.Tensor) -> None:
-        """Adds gradients that a tensor has and no release was of."""
+        """Adds gradients of a published tensor that were never released."""
         file = self._file
         if getattr(tensor, "grad_sample", None) is not None:
             self.remarks.append(("saved" if file else "examples", name))
@@ -213,7 +220,11 @@ class _KnownTensors:
             self.remarks.append(("gradients" if is_private else "others", name))
 
     def check_records(self, name: str, value: Any) -> bool:
-        """Adds arrays, or lists of numbers, that are records or a statistic of them."""
+        """Adds an array, or a list of numbers, that is records or a statistic of them.
+
+        Returns:
+            Whether it was added.
+        """
         if isinstance(value, (list, tuple)):
             with contextlib.suppress(ValueError):  # rows of several lengths
                 value = _as_tensor(value)
@@ -228,7 +239,7 @@ class _KnownTensors:
         return True
 
     def check_attributes(self, value: Any) -> None:
-        """Adds attributes of networks that are records: pickled networks have them."""
+        """Adds attributes of networks that are records, since a pickled network has attributes."""
         networks = [part for part in tree_leaves(value) if isinstance(part, torch.nn.Module)]
         for layer in torch.nn.ModuleList(networks).modules():
             for name, part in vars(layer).items():

@@ -1,7 +1,7 @@
 """Chooses the record that pinned runs exchange, from the first private batches.
 
-That is one that is not finite, or the longest, or the largest: what a batch is padded to, or scaled
-by, depends on it.
+The record is one that is not finite, or the longest, or the largest: the length to which a batch is
+padded, or a factor by which it is scaled, depends on such a record.
 """
 
 import math
@@ -16,18 +16,18 @@ from .hooks import around
 from .run_state import WatchedRun
 from .tensors import digest, has_numbers, is_array, is_numeric, tree_leaves
 
-FEWEST = 4  # records of the batch that the record is chosen from
+FEWEST = 4  # records of a batch from which a record is chosen
 _FEWEST_VALUES = 8  # values of a record; records with fewer may be equal by chance
-_BY_INDEX = 0  # kind of data sets, of PyTorch
+_BY_INDEX = 0  # PyTorch's number for data sets whose records have an index
 
 
 def install(run: WatchedRun) -> None:
-    """Chooses from the first private batches that are drawn from now on."""
+    """Chooses a record from the first private batches that are drawn from now on."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     @around(_BaseDataLoaderIter, "_next_index")
     def draw(original: Any, iterator: Any) -> Any:
-        """Draws indices, and offers their records as the one that pinned runs exchange."""
+        """Draws indices, from whose records the one may be chosen that pinned runs exchange."""
         indices = original(iterator)
         if run.phase == "main" and run.pinned.batches_to_read > 0:
             private = private_items(run, iterator, indices)
@@ -43,8 +43,8 @@ def private_items(
 ) -> list[Any]:
     """Returns the records of a private batch.
 
-    Empty if the data set is not private, if its records have no index, or if the batch has fewer
-    than FEWEST.
+    There are none if the data set is not private, if its records have no index, or if the batch has
+    fewer records than FEWEST.
 
     Args:
         run: the run.
@@ -56,7 +56,7 @@ def private_items(
     has_items = iterator._auto_collation and iterator._dataset_kind == _BY_INDEX
     if not (is_private and has_items and len(indices) >= FEWEST):
         return []
-    # Reading a record may draw random numbers, which the script's own reading is to draw again.
+    # Reading a record may draw random numbers. The script must draw the same ones when it reads.
     with preserve_generators(generators_in(data)):
         return [data[index] for index in indices]
 
@@ -99,7 +99,7 @@ def conspicuous_record(items: Sequence[Any]) -> tuple[int, str]:
 
 
 def _key(item: Any) -> tuple[Any, ...]:
-    """Returns what equal records have in common; empty if few numbers may be equal by chance."""
+    """Returns a key that equal records have in common; empty if others may have it by chance."""
     leaves = [torch.as_tensor(v) if is_numeric(v) else v for v in tree_leaves(item)]
     arrays = [leaf for leaf in leaves if has_numbers(leaf)]
     if all(len(array.unique()) < _FEWEST_VALUES for array in arrays):

@@ -1,7 +1,8 @@
 """Inspects steps of loops without Opacus: functions that return releases, in any framework.
 
-A release is computed after a change of its examples: None, ("without", i), ("scaled", factor) (the
-last example a second time, so many times larger), or ("appended", arrays).
+A release can be computed after a change of its examples: None for no change, ("without", i) without
+example i, ("scaled", factor) with the last example a second time and so many times larger, or
+("appended", arrays) with another example's gradient.
 """
 
 import collections
@@ -32,20 +33,23 @@ from .tensors import (
 
 run: WatchedRun | None = None  # the run that this process watches
 
-_FACTORS = (3, 10, 30)  # times the values of a record, in addition to a thousand
+_FACTORS = (3, 10, 30)  # by which a record is scaled, in addition to a thousand
 _MOST_ROWS = 200_000  # rows of all steps that are searched among the records
-_SEVERAL = 3  # rows with the largest length
-_NEARLY = 1 - 1e-5  # share of this length
+_FEWEST_EQUAL = 3  # rows of the largest length, which then seems to be a bound
+_NEARLY = 1 - 1e-5  # share of the largest length from which on a row counts as equally long
 _LIMIT = 6.0  # standard deviations of the number of rows that are never drawn
 
 Arrays = list[Any]
-ReleasedArrays = Callable[[Change, int | None], Arrays]  # after a change, by generators or a seed
+# Returns a step's release after a change, by generators as they are, or seeded.
+ReleasedArrays = Callable[[Change, int | None], Arrays]
 
 
 def stream_at(name: str, claim: tuple[float, float, float]) -> "Stream | None":
-    """Returns the recorder of a call site that claims (σ, C, q).
+    """Returns the recorder of a call site; None outside training, and in replays.
 
-    Outside training, and in replays, no step is recorded.
+    Args:
+        name: name of the call site.
+        claim: noise multiplier, clipping bound and sampling rate that the call states.
     """
     if run is None or run.replaying or run.phase != "main":
         return None
@@ -63,7 +67,7 @@ class Stream(StepWatch):
 
     Attributes:
         rate: the sampling rate that the last call states.
-        records: the number of records that the last step was drawn from, if stated.
+        records: the number of records that the last step's were drawn from, if stated.
         sizes: the number of examples of each step.
         draws: indices of the records of each step, as far as they are known.
         released_shapes: shapes of the arrays that the last step released.
@@ -72,7 +76,12 @@ class Stream(StepWatch):
     glance_changes = 2
 
     def __init__(self, run: WatchedRun, number: int) -> None:
-        """Begins before the first step of the run's call site `number`."""
+        """Begins before the first step.
+
+        Args:
+            run: the run.
+            number: number of the call site among the run's optimizers or call sites.
+        """
         super().__init__(run, number)
         self.rate = 1.0
         self.records: int | None = None
@@ -81,8 +90,8 @@ class Stream(StepWatch):
         self.released_shapes: list[tuple[int, ...]] = []
         # Steps by noise multiplier and sampling rate.
         self._counts: collections.Counter[Any] = collections.Counter()
-        self._redraws: bool | None = None  # whether a call draws noise of its own; None: untried
-        self._scale = 1.0  # deviation of what replaces a pinned release
+        self._redraws: bool | None = None  # whether a call draws noise; None before a trial
+        self._scale = 1.0  # standard deviation of the numbers that replace a pinned release
         self._noises: list[Release] = []  # noise of all steps, if it is correlated
         self._white: Release | None = None  # the step's noise that no earlier step determines
         self._first_steps: dict[int, int] = {}  # first step of each record, by its index
@@ -94,7 +103,7 @@ class Stream(StepWatch):
         return tuple((noise, rate, steps) for (noise, rate), steps in self._counts.items())
 
     def mechanism(self) -> str:
-        """Returns the name of the accountant, as those of Opacus do: the judge composes by PLD."""
+        """Returns the name of the accountant by which the judge composes, as Opacus' do theirs."""
         return "pld"
 
     def step(
@@ -113,12 +122,12 @@ class Stream(StepWatch):
         Args:
             call: returns what the step releases after a change, by generators as they are or
                 seeded.
-            rows: number of its examples; None if only their sum is known.
-            shapes: of an example's gradient, if one may be appended; else the canary is the last
-                record, left out or not.
-            of: how many records these were drawn from, if stated.
-            redraws: `call` draws its noise; None: that is tried once.
-            clips: `call` clips; else the sum was passed as arrays.
+            rows: number of the step's examples; None if only their sum is known.
+            shapes: shapes of an example's gradient, if a gradient may be appended. Else the canary
+                is the last record, which is left out or not.
+            of: number of records that the examples were drawn from, if stated.
+            redraws: whether `call` draws its noise; None if that is to be tried, once.
+            clips: whether `call` clips; else the sum was passed as arrays.
             records: arrays that have the examples, if known.
         """
         self._call = call
@@ -129,10 +138,10 @@ class Stream(StepWatch):
             self.sizes.append(rows)
         run = self.run
         inspects = run.request.inspects
-        run.accountants.settle(self.at)
+        run.accountants.note_gains(self.at)
         if inspects and not self.steps:
             run.publications.before |= digests_of_all_networks()
-        with run.clock.inspection():  # time that is not the script's
+        with run.clock.inspection():
             if self.steps in INSPECTED:
                 self.generators = script_generators()
             if inspects and not clips:
@@ -156,7 +165,7 @@ class Stream(StepWatch):
                     run.followed.end(StackDataset(*tables) if is_of_more else None, {})
             if inspects and sum(self.sizes) <= _MOST_ROWS:
                 self._note_draw(records)
-            change = self.begin_trial(self.rate)  # None: no canary joins it
+            change = self.begin_trial(self.rate)  # None if the examples stay as they are
         with self.fresh_noise():
             arrays = self._pin(records) if run.request.pinned else call(change, None)
         self.released_shapes = [tuple(array.shape) for array in arrays]
@@ -172,15 +181,16 @@ class Stream(StepWatch):
     def whiten(
         self, noise: Arrays, strategy: Any, separation: int, indices: Sequence[int] | None
     ) -> None:
-        """Notes the noise n_t of the next step: C n must be independent, and as large as claimed.
+        """Notes the correlated noise n_t of the next step, for a test of the independent noise C n.
 
-        Multiplied by C, the releases g + n of all steps are C g + z. So step t is one of DP-SGD
-        with the noise z_t / C_tt, which has the claimed multiplier times the sensitivity of C.
+        Multiplied by C, the releases g + n of all steps are C g + z, where z = C n. So step t is a
+        step of DP-SGD with the noise z_t / C_tt. Its multiplier is the claimed one times the
+        sensitivity of C, divided by C_tt.
 
         Args:
             noise: n_t, an array per tensor.
             strategy: C [T, T].
-            separation: b, of a record that takes part in steps o, o + b, ...
+            separation: number of steps b between two steps that a record takes part in.
             indices: indices of the step's records, if known.
 
         Raises:
@@ -217,7 +227,7 @@ class Stream(StepWatch):
                 break
 
     def _inspect_white(self, white: Release) -> None:
-        """Inspects a step of correlated noise, which is known, and not drawn again."""
+        """Inspects a step of correlated noise, by its known independent part `white`."""
         if not self.run.request.inspects:
             return
         # Two draws around their own mean show as much as one draw around a known mean, here 0.
@@ -231,7 +241,7 @@ class Stream(StepWatch):
         self.run.put(entry)
 
     def _note_draw(self, records: Sequence[Any]) -> None:
-        """Notes which records the step's examples are, if one of their arrays shows it."""
+        """Notes which records the step's examples are, if an array of the examples shows it."""
         numbers = self.run.pinned.numbers
         for rows in records if numbers else ():
             indices = [numbers.get(key, -1) for key in row_keys(rows)]
@@ -240,9 +250,9 @@ class Stream(StepWatch):
                 return
 
     def counted_draws(self) -> Draws | None:
-        """Returns counts of the draws; None if it is unknown of how many records they are.
+        """Returns counts of the draws; None if the number of records is unknown.
 
-        If the script does not state that number, it is the number of rows of the array that the
+        If the script does not state the number, it is the number of rows of the array that the
         records are from. But if more rows are never drawn than is likely, the array must have other
         rows, too, and the number is unknown.
         """
@@ -261,18 +271,18 @@ class Stream(StepWatch):
         """Returns whether a call draws noise: as the caller states, or whether two seeds differ.
 
         Args:
-            redraws: the caller's statement; None if that is to be tried, once.
+            redraws: the caller's statement; None if two seeds are to be tried, once.
         """
         if redraws is not None:
             return redraws
-        if self._redraws is None:  # not tried yet: does another seed release something else?
+        if self._redraws is None:  # not tried yet
             with self.run.replay():
                 first, second = (self.released(seed=seed) for seed in (1, 2))
             self._redraws = any(part.any() for part in difference(first, second))
         return self._redraws
 
     def _pin(self, records: Sequence[Any]) -> Arrays:
-        """Takes the step, records it, and returns random numbers of a seed in its place."""
+        """Takes the step, records it, and returns random numbers of a seed for its release."""
         run = self.run
         if not self.steps:  # the scale of the first step serves for all
             first, second = (self.released(seed=seed) for seed in (1, 2))
@@ -327,7 +337,7 @@ def change_examples(examples: Sequence[Any], change: Change) -> list[Any]:
 
 
 def _are_numbers_of_rows(records: Sequence[Any], rows: float) -> bool:
-    """Returns whether records have one number each, some of which are different ones < `rows`."""
+    """Returns whether records seem to be numbers of rows: one each, different, and below `rows`."""
     if any(math.prod(np.shape(array)) > len(array) for array in records):
         return False
     columns = _flat([array for array in records if "int" in str(array.dtype)])
@@ -335,21 +345,21 @@ def _are_numbers_of_rows(records: Sequence[Any], rows: float) -> bool:
 
 
 def _are_bounded(records: Sequence[Any]) -> bool:
-    """Returns whether several rows of each array of floats have its largest length or number.
+    """Returns whether in each array of floats several rows have the largest length or number.
 
-    They were shortened or cut before, as it seems.
+    Such rows seem to have been shortened or cut before.
     """
     for array in records:
         rows = np.abs(_flat([array])[0]).reshape(len(array), math.prod(np.shape(array)[1:]))
         sizes = (rows.max(axis=1, initial=0), np.linalg.norm(rows, axis=1))
         most = max(np.sum(size > size.max(initial=0) * _NEARLY) for size in sizes)
-        if most < _SEVERAL and "float" in str(array.dtype):
+        if most < _FEWEST_EQUAL and "float" in str(array.dtype):
             return False
     return True
 
 
 def _join(first: Any, second: Any) -> Any:
-    """Returns two arrays after each other, of the kind of the first."""
+    """Returns two arrays joined along the first dimension, as an array of the first one's kind."""
     if isinstance(first, torch.Tensor):
         return torch.cat([first, torch.as_tensor(second).to(first)])
     kind = type(first).__module__.partition(".")[0]

@@ -18,24 +18,28 @@ from .hooks import calling_line
 from .loaders import LoaderWatch
 from .shared_records import PrivateRecords
 
-_INSPECTING = 0.5  # share of the run's time in which every step is inspected
-_FREE_SECONDS = 2.0  # inspections may take at once
-_LONGEST = 3.0  # times the seconds that a run has: it may take so many on a busy machine
+_INSPECTED_SHARE = 0.5  # first share of the run's time, in which every step is inspected
+_FREE_SECONDS = 2.0  # time of inspections that is always allowed
+_MOST_EXTENDED = 3.0  # times its seconds that a run may take on a busy machine
 
 
 class EnoughSeen(BaseException):
-    """Ends a run that has shown what it was started for: no `except Exception` catches it."""
+    """Ends a run that has shown what it was started for; `except Exception` does not catch it."""
 
 
 class Clock:
-    """Measures what a run and its inspections take, without waits for a busy processor.
+    """Measures the time of a run and of its inspections, without waits for a busy processor.
 
     Attributes:
         inspecting: seconds that inspections took.
     """
 
     def __init__(self, seconds: float | None) -> None:
-        """Begins now; the run may take this time, None for any."""
+        """Begins now.
+
+        Args:
+            seconds: time that the run may take; None for any.
+        """
         self.inspecting = 0.0
         self._limit = seconds
         self._start = time.monotonic()
@@ -53,19 +57,23 @@ class Clock:
 
     @property
     def has_time(self) -> bool:
-        """Whether a step may be inspected: the first part of the run, and a third of all time."""
-        is_early = self.elapsed < _INSPECTING * (self._limit or 0.0)
+        """Whether another step may be inspected.
+
+        All steps may in the first part of the run, and later as long as inspections take no more
+        than about a third of the time.
+        """
+        is_early = self.elapsed < _INSPECTED_SHARE * (self._limit or 0.0)
         return is_early or self.inspecting < _FREE_SECONDS + self.elapsed / 3
 
     @property
     def is_over(self) -> bool:
-        """Whether the run had its seconds without waits, or _LONGEST times as many with waits."""
-        seconds = max(self.elapsed, (time.monotonic() - self._start) / _LONGEST)
+        """Whether the run's time is over: without waits, or _MOST_EXTENDED times it with waits."""
+        seconds = max(self.elapsed, (time.monotonic() - self._start) / _MOST_EXTENDED)
         return self._limit is not None and seconds > self._limit
 
     @contextlib.contextmanager
     def inspection(self) -> Iterator[None]:
-        """Counts what is done inside as inspection."""
+        """Counts the time that is spent inside as inspection."""
         before = self.elapsed
         yield
         self.inspecting += self.elapsed - before
@@ -77,13 +85,14 @@ class PrivateNetworks:
 
     Attributes:
         modules: networks, as the script has them.
-        data: data sets of the loaders, and `accountants` those of their engines.
+        data: data sets of the loaders.
+        accountants: accountants of the engines, in the same order.
         batch_first: records lie along the first dimension of a batch.
         rate: rate at which the last network's records will be sampled.
         records_each: most records that one mapped forward pass had for each gradient.
         initial_statistics: names of parameters that began as statistics of the records.
         target: ε and δ for which the next network's noise is computed.
-        delta: δ for which noise was computed last.
+        delta: δ for which noise was computed last; None if never.
     """
 
     modules: list[Any] = field(default_factory=list)
@@ -97,7 +106,7 @@ class PrivateNetworks:
     delta: float | None = None
 
     def parameters(self) -> dict[int, torch.Tensor]:
-        """Returns all their parameters by identity."""
+        """Returns the parameters of all networks by identity."""
         params: dict[int, torch.Tensor] = {}
         for module in self.modules:
             params.update({id(p): p for p in module.parameters()})
@@ -121,8 +130,8 @@ class OtherUpdates:
         params: parameters, by identity, that another optimizer stepped.
         stepped_early: parameters, by identity, that stepped before training was private, with the
             data set that was read then.
-        fed: by identity of a parameter, and whether its network is in training, the parameter, the
-            class of its network, and digests of the first rows of its inputs.
+        fed: inputs of networks, by the identity of each parameter, and whether the network trains
+            on them: the parameter, the network's class, and digests of inputs' first rows.
     """
 
     steps: dict[OutsideSteps, int] = field(default_factory=dict)
@@ -136,13 +145,14 @@ class Publications:
     """Values that are returned, saved or decided by.
 
     Attributes:
-        marks: marks of the function that trains; they name what is public.
+        marks: marks of the function that trains; they name public values.
         files: number of files that were saved.
-        saved: remarks on what was saved, as `publications.remarks` returns them.
-        before: digests of what networks had when training became private.
-        versions: by first numbers of a parameter, its optimizer and the step that left them.
+        saved: remarks on saved values, as `publications.remarks` returns them.
+        before: digests of tensors that networks had when training became private.
+        versions: watch of an optimizer, and the number of its step that left a parameter as it is,
+            by a digest of the parameter's first numbers.
         more: whether values are published that are no numbers of networks.
-        pinned: of a pinned run, names and digests.
+        pinned: names and digests of the values that a pinned run publishes.
         records: private records, by the identities of their data sets and arrays.
     """
 
@@ -156,7 +166,7 @@ class Publications:
     records: dict[tuple[int, ...], PrivateRecords] = field(default_factory=dict)
 
     def is_public(self, name: str, kind: str = "") -> bool:
-        """Returns whether this name, or networks of this class, are marked as public."""
+        """Returns whether a value of this name, or of a network of class `kind`, is public."""
         return any(
             entry == kind or f"{name}.".startswith(f"{entry}.") for entry in self.marks.public
         )
@@ -168,14 +178,15 @@ class PinnedState:
 
     Attributes:
         chosen: index of the record that is exchanged.
-        chosen_as: why this one, such as "the longest record".
+        chosen_as: why that record was chosen, such as "the longest record".
         batches_to_read: number of batches whose records are still to be read.
-        keys: of the records in them, what equal ones have in common.
-        leaves_out: batches may have another size.
-        variations: by the bytes of a draw, how it was changed, and a position that is left out.
-        tables: of a loop without Opacus, arrays with a record in each row.
-        numbers: numbers of its rows, by their digests, if these are all different.
-        randomness_differs: random numbers are others since a step had the record.
+        keys: keys of the records that were read, by index; equal records have equal keys.
+        leaves_out: whether batches may lack a record.
+        variations: change of a batch in words, and the position of a record that it leaves out, by
+            the bytes of its draw.
+        tables: arrays with a record in each row, in a loop without Opacus.
+        numbers: numbers of the first table's rows by their digests, if all rows differ.
+        randomness_differs: whether random numbers differ, since a step had the record.
     """
 
     chosen: int | None = None
@@ -195,18 +206,19 @@ class WatchedRun:
 
     Attributes:
         record: file of the run's entries.
-        phase: "import", then "main", then "after".
-        replaying: a step is tried on copies, and nothing of it counts.
-        processes: counts of processes that are not watched, by what they are and the line.
-        optimizers: each an `OptimizerWatch`.
-        streams: by call site, each a `Stream`.
+        phase: "import", then "main", then "after"; "child" in a forked process.
+        replaying: a step is tried on copies, and does not count.
+        processes: counts of processes that are not watched, by their kind and the script's line.
+        optimizers: watches of the optimizers, each an `OptimizerWatch`.
+        streams: recorders of the call sites, each a `Stream`.
         seeded: generators that were seeded with constants.
         noise_seeds: first seeds of the optimizers' own generators.
         uneven: steps with another number of gradients than records were drawn.
         releases: number of releases so far.
         was_cut: the time budget ended the run.
         lines: the script's line for each place that a finding names.
-        followed: the script's arrays until training is private, a `Followed`; None if not needed.
+        followed: a `Followed`, with the script's arrays until training is private; None if they
+            are not followed.
     """
 
     request: RunRequest
@@ -240,7 +252,7 @@ class WatchedRun:
             file.write(line + "\n")
 
     def note_line(self, *names: str) -> None:
-        """Notes the script's line as what findings with these names are about, once."""
+        """Notes the script's line as the place of findings with these names, if they have none."""
         for name in names:
             self.lines.setdefault(name, calling_line())
 
@@ -251,7 +263,7 @@ class WatchedRun:
 
     @contextlib.contextmanager
     def replay(self) -> Iterator[None]:
-        """Marks what is done inside as tried on copies, so that it does not count."""
+        """Marks steps inside as tried on copies, so that they do not count."""
         self.replaying = True
         try:
             yield

@@ -1,7 +1,7 @@
 """Starts a script in the watched process: a file or notebook as a whole, or one of its functions.
 
-A file runs as `python FILE ARGUMENTS` runs it: as the module `__main__`, so that what it pickles
-and what its own processes import is found. A function is called as its command-line framework
+A file runs as `python FILE ARGUMENTS` runs it: as the module `__main__`, in which pickled objects
+and the script's own processes look names up. A function is called as its command-line framework
 calls it without arguments.
 """
 
@@ -26,9 +26,10 @@ from .run_state import WatchedRun
 
 # Lines of a notebook that only IPython understands. A line may also begin with the operator %.
 _FOR_IPYTHON = re.compile(r"^(\s*)(?:%%?\w|!|\?|\w+ *= *!).*|^()\w+\?+$", re.MULTILINE)
-# Magics of cells in other languages. The named ones run the cell's own Python.
+# Magics of cells in other languages. The excluded magics run the cell's own Python.
 _FOREIGN_CELL = re.compile(r"\s*%%(?!time|timeit|capture|prun)")
-# Errors are raised and not printed, and folders of configurations lie beside the script.
+# With these, Hydra raises errors instead of printing them, and finds configurations beside the
+# script.
 _FOR_HYDRA = {"HYDRA_FULL_ERROR": "1", "HYDRA_MAIN_MODULE": "__main__"}
 
 
@@ -41,7 +42,7 @@ def load(
     """Returns a function without arguments that trains, and returns what is published.
 
     Args:
-        state: of the run; the marks of its publications are set here, or while a whole file runs.
+        state: state of the run, whose marks are set here, or while a whole file runs.
         script: a .py or .ipynb file.
         name: the function; "" for the whole file.
         arguments: arguments of the command line, for a whole file.
@@ -71,7 +72,7 @@ def _run_file(state: WatchedRun, script: Path) -> Any:
 
     @around(opacus, "audited")
     def audited(original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Takes the place of `@audited(...)`: also notes marks and result of the function."""
+        """Replaces `@audited(...)`: also notes marks and result of the decorated function."""
 
         def mark(function: Any) -> Any:
             """Decorates the script's function."""
@@ -97,7 +98,7 @@ def _imported(script: Path) -> types.ModuleType:
     """Imports a script under its own name; a notebook becomes a module of all its code cells."""
     parts = [script.stem]
     root = script.parent
-    while (root / "__init__.py").exists():  # it may import what lies beside it as its package
+    while (root / "__init__.py").exists():  # the script may import other modules of its package
         parts, root = [root.name, *parts], root.parent
     sys.path[:0] = [
         str(script.parent),
@@ -153,7 +154,7 @@ def _no_python(script: Path, error: Exception) -> SpecError:
 
 def _without_arguments(function: Any, module: types.ModuleType) -> Any:
     """Returns a function that calls another one as its framework does without arguments."""
-    # Hydra's wrapper needs no argument, though what it wraps does.
+    # Hydra's wrapper needs no argument, though the wrapped function does.
     signature = inspect.signature(function, follow_wrapped="hydra" not in sys.modules)
     if "<typer.models." in str(signature):  # defaults that Typer replaces
         app = sys.modules["typer"].Typer()
@@ -165,7 +166,7 @@ def _without_arguments(function: Any, module: types.ModuleType) -> Any:
         signature.bind()
     except TypeError as error:
         absl = sys.modules.get("absl.app")
-        # A script that imports `absl.app` has a main that takes what flags leave of the command.
+        # In a script that imports `absl.app`, the function takes the arguments that are no flags.
         if absl and absl in [value for value in vars(module).values() if inspect.ismodule(value)]:
             return lambda: function(sys.modules["absl.flags"].FLAGS(sys.argv))
         why = f"{function.__name__} in {Path(sys.argv[0]).name} needs arguments ({error})"

@@ -1,4 +1,4 @@
-"""Compares what is published with the private records, and with simple functions of them."""
+"""Compares published values with the private records, and with simple functions of them."""
 
 import functools
 import math
@@ -12,25 +12,25 @@ from torch.utils.data import ConcatDataset, Subset
 
 from .tensors import row_keys
 
-_MOST_PARTS = 10  # parts of a data set; a longer list is of records
-_MOST_ROWS = 200_000
+_MOST_PARTS = 10  # parts of a data set's attribute; a longer list is a list of records
+_MOST_ROWS = 200_000  # rows of a table that are compared
 _MOST_PRODUCTS = 2**22  # products of a tensor's rows with records
-_MOST_COLUMNS = 200  # whose correlations are computed
-_EQUAL_SHARE = 0.1  # share of rows that may be equal to another one by chance
-_LIMIT = 4.0  # standard deviations of their number
+_MOST_COLUMNS = 200  # columns whose correlations are computed
+_EQUAL_SHARE = 0.1  # share of rows that may equal others by chance
+_LIMIT = 4.0  # standard deviations above the number of rows that are equal by chance
 _FEWEST_COLUMNS = 4  # fewer columns may be uncorrelated by chance
-_FEWEST = 30  # records that have statistics
+_FEWEST_RECORDS = 30  # records of which statistics are computed
 _FEWEST_LABELS = 16
-_LONG_ROW = 8  # numbers; shorter ones may be equal by chance
+_LONG_ROW = 8  # numbers of a row; shorter rows may be equal by chance
 _FEWEST_VALUES = 3  # different values of a row; or two values, each as often
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-# Two ways of computing the same differ by less.
+# Two ways of computing the same number differ by less.
 _ABSOLUTE_TOLERANCE = 1e-4
 _RELATIVE_TOLERANCE = 1e-3
 
 
 def base_and_rows(data: Any) -> tuple[Any, list[int] | None]:
-    """Returns the data set that subsets are of, and their indices there; None for all."""
+    """Returns the data set that a subset is of, and the subset's indices there; None for all."""
     if isinstance(data, ConcatDataset):
         parts = list(map(base_and_rows, data.datasets))
         base = parts[0][0]
@@ -68,12 +68,12 @@ def tables_of(data: Any) -> list[torch.Tensor]:
 
 
 def keys_of(tables: Iterable[torch.Tensor]) -> set[bytes]:
-    """Returns the keys of all rows of arrays that have more than a number in each."""
+    """Returns the keys of all rows, of arrays with two or more dimensions."""
     return set(_counts(tables))
 
 
 def _counts(tables: Iterable[torch.Tensor]) -> Counter[bytes]:
-    """Returns the keys of these rows, with their numbers."""
+    """Counts rows by their keys, of arrays with two or more dimensions."""
     counts: Counter[bytes] = Counter()
     for table in tables:
         if table.dim() > 1:
@@ -84,7 +84,7 @@ def _counts(tables: Iterable[torch.Tensor]) -> Counter[bytes]:
 def share_records(first: Any, second: Any) -> bool:
     """Returns whether two data sets have a record in common, as far as arrays in memory show.
 
-    A few rows may be equal by chance, where rows of one data set are equal about as often.
+    A few rows may be equal by chance: then rows of one data set are equal about as often.
     """
     base, rows = base_and_rows(first)
     other_base, other_rows = base_and_rows(second)
@@ -93,7 +93,7 @@ def share_records(first: Any, second: Any) -> bool:
     counts = _counts(tables_of(first))
     other_counts = _counts(tables_of(second))
     equal = sum(count * other_counts[key] for key, count in counts.items())
-    # Ordered pairs of equal rows that are of one data set.
+    # Number of ordered pairs of equal rows of the same data set.
     inside = sum(n * (n - 1) for n in (counts + other_counts).values()) - 2 * equal
     total = counts.total()
     other_total = other_counts.total()
@@ -105,7 +105,7 @@ def share_records(first: Any, second: Any) -> bool:
 
 
 def groups_by_records(datas: Sequence[Any], owners: Sequence[Any]) -> list[int]:
-    """Numbers data sets: those of one owner, or with common records, have the same number."""
+    """Numbers data sets; data sets of one owner, or with a common record, have the same number."""
     groups: list[int] = []
     for number, data in enumerate(datas):
         joined = set()
@@ -123,13 +123,14 @@ def common_scale(data: Any) -> str:
         varying = table[:, table.amax(0) > table.amin(0)]
         columns = varying.shape[1]
         is_centred = columns > 1 and varying.mean(0).abs().max() < _ABSOLUTE_TOLERANCE
-        # Deviations are divided by n or n - 1, and by something small in addition.
+        # The tolerance allows for deviations by n or n - 1, and a small number added to them.
         if is_centred and (varying.std(0) - 1).abs().max() < _RELATIVE_TOLERANCE:
             return "have mean 0 and deviation 1"
         if columns < _FEWEST_COLUMNS:
             continue
         extremes = torch.stack([varying.amin(0), varying.amax(0)])
-        # Values of pixels have many records with the least or the greatest.
+        # Scaled by its own extremes, a column has each of them once. Many records share the least
+        # or greatest value of a pixel, so that these show nothing.
         is_single = ((varying == extremes[:, None]).sum(1) == 1).all()
         if is_single and torch.allclose(
             extremes, extremes[:, :1], rtol=0, atol=_ABSOLUTE_TOLERANCE
@@ -147,7 +148,7 @@ def _off_diagonal(matrix: torch.Tensor) -> float:
 
 def _wide_tables(tables: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Returns tables with several columns and enough records, as float64 [records, columns]."""
-    wide = [t for t in tables if t.dim() > 1 and len(t) >= _FEWEST and not t.is_complex()]
+    wide = [t for t in tables if t.dim() > 1 and len(t) >= _FEWEST_RECORDS and not t.is_complex()]
     return [table.flatten(1).double() for table in wide]
 
 
@@ -155,7 +156,7 @@ class PrivateRecords:
     """Private records in memory, a record in each row of `tables`."""
 
     def __init__(self, tables: Sequence[torch.Tensor]) -> None:
-        """Notes lengths of rows, and which tables have one number a record, as labels do."""
+        """Notes lengths of rows, and tables with one number for each record, as labels are."""
         self._tables = tables
         self._row_sizes = {t[0].numel() for t in tables if t.dim() > 1 and len(t)}
         labels = [t.flatten() for t in tables if t.numel() == len(t)]
@@ -199,16 +200,16 @@ class PrivateRecords:
         return [v for v in values if float(v[v.isfinite()].std()) > _ABSOLUTE_TOLERANCE]
 
     def has_rows_of(self, tensor: torch.Tensor) -> bool:
-        """Returns whether a tensor has private records as rows, or is one, or their labels."""
+        """Returns whether a tensor has private records as rows, or is a record, or labels."""
         tensor = tensor.detach().cpu()
         if tensor.dim() == 1:
-            return self._is_labels(tensor) or self._has(tensor.unsqueeze(0))
-        return tensor.dim() > 1 and self._has(tensor[:_MOST_ROWS])
+            return self._is_labels(tensor) or self._has_records(tensor.unsqueeze(0))
+        return tensor.dim() > 1 and self._has_records(tensor[:_MOST_ROWS])
 
-    def _has(self, rows: torch.Tensor) -> bool:
+    def _has_records(self, rows: torch.Tensor) -> bool:
         """Returns whether rows are private records, and not equal to them by chance.
 
-        Short rows may be: then at least three, and half of all, must be records.
+        Short rows may be equal by chance: at least three, and half of all, must be records.
         """
         if len(rows) == 0 or rows[0].numel() not in self._row_sizes:
             return False
@@ -273,7 +274,7 @@ class PrivateRecords:
 
 def _has_axes(rows: torch.Tensor, table: torch.Tensor) -> bool:
     """Returns whether a row is an eigenvector of the columns' second moments, about 0 or means."""
-    # An arbitrary vector: if it is an eigenvector, every vector is, and the rows show nothing.
+    # If an arbitrary vector is an eigenvector, every vector is, and the rows show nothing.
     other = torch.arange(table.shape[1]).cos().to(table)
     vectors = torch.cat([other[None], rows])
     for centred in (table, table - table.mean(0)):
@@ -297,7 +298,7 @@ def _has_centres(rows: torch.Tensor, table: torch.Tensor) -> bool:
 def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
     """Returns whether a matrix whitens the columns, or has the same axes as their covariance.
 
-    A matrix that is nearly diagonal does not count as one with these axes.
+    A nearly diagonal matrix does not count, as it may have the same axes by chance.
     """
     if not _FEWEST_COLUMNS <= table.shape[1] <= _MOST_COLUMNS or len(rows) < _FEWEST_COLUMNS:
         return False
@@ -314,7 +315,7 @@ def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
 
 
 def _is_distinct(row: torch.Tensor) -> bool:
-    """Returns whether numbers are so varied that others are not equal to them by chance.
+    """Returns whether numbers are so varied that no other numbers equal them by chance.
 
     There must be three different values, or two that occur three times each.
     """

@@ -1,7 +1,7 @@
 """Notes which processes a script starts: they are not watched, and the verdict names them.
 
-Workers of a DataLoader are not noted, since steps are taken in the process that they give their
-batches to. A forked child inherits the watch, so it is switched off there.
+Workers of a DataLoader are not noted, since steps are taken in the process that gets their batches.
+A forked child inherits the watch, so the watch is switched off there.
 """
 
 import multiprocessing.process
@@ -16,8 +16,8 @@ import torch.multiprocessing
 from .hooks import around, before, calling_line
 from .run_state import WatchedRun
 
-_LOADERS = "torch.utils.data."  # module of what a DataLoader's worker calls
-# Commands that train: no module (-m), no code (-c), and no file of a library.
+_LOADERS = "torch.utils.data."  # module of the function that a DataLoader's worker calls
+# Commands that may train: a launcher, or Python with a file that is not a library's.
 _TRAINING = re.compile(
     r"\b(?:torchrun|accelerate|deepspeed) |\bpython[\d.]* (?!.*-packages).*\.py\b"
 )
@@ -28,20 +28,20 @@ def install(run: WatchedRun) -> None:
     os.register_at_fork(after_in_child=lambda: _switch_off(run))
 
     def note(starter: str) -> None:
-        """Counts a process that the script itself starts, by the line that does."""
+        """Counts a process that the script itself starts, by the line that starts it."""
         if run.phase != "child":
             run.processes[starter, calling_line()] += 1
 
     @before(multiprocessing.process.BaseProcess, "start")
     def start(process: Any) -> None:
-        """Notes a process of `multiprocessing`, but for those that load data."""
+        """Notes a process of `multiprocessing`, unless it loads data."""
         target = str(getattr(process._target, "__module__", ""))
         if not target.startswith(_LOADERS):
             note(f"{type(process).__name__} of {target}")
 
     def execute(*args: Any, **kwargs: Any) -> None:
         """Notes a command that may train."""
-        # The first argument; in a call of `Popen.__init__`, the object comes before it.
+        # The command is the first argument. In a call of `Popen.__init__` the object is before it.
         command = kwargs.get("args", args[:2][-1])
         if program := _TRAINING.search(re.sub(r"[\[\]',]", "", str(command))):
             note(program[0].strip())
@@ -53,7 +53,7 @@ def install(run: WatchedRun) -> None:
     def spawn(
         original: Any, fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **kw: Any
     ) -> Any:
-        """Calls the function in this process if it is to run in one only."""
+        """Calls the function in this process if only one process was to run it."""
         if nprocs == 1:
             return fn(0, *args)  # under watch
         return original(fn, args, nprocs, *more, **kw)

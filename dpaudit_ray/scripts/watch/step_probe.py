@@ -1,8 +1,8 @@
-"""Inspects steps: how much noise one adds, and how far one example moves what it releases.
+"""Inspects steps: how much noise a step adds, and how far one example moves its release.
 
-Only numbers of releases are recorded, for the judge: neither clipping bound nor batch size is taken
-from what the code states, and only the ratio of movement to noise counts. What is the same for
-every framework is `StepWatch`.
+Only the ratio of movement to noise counts. Both are measured from releases, so the judge need not
+trust the clipping bound or batch size that the code states. `StepWatch` has the part of the
+inspection that is the same for every framework.
 """
 
 import contextlib
@@ -22,32 +22,33 @@ from .noise_draws import NoiseDraws, StepNoise, draw_noise, draw_once
 from .run_state import WatchedRun
 from .tensors import (
     Release,
-    along,
     difference,
     flat_vectors,
+    projection,
     random_direction,
     spread_indices,
     squared_lengths,
 )
 
-Change = Any  # a change of a step's examples, of a kind that an adapter has; None for none
+Change = Any  # a change of a step's examples, in an adapter's own form; None for no change
 
-INSPECTED = frozenset({0, 1, 2, 3, 5, 8} | {2**k for k in range(4, 14)})  # steps, in full
-FAR = 1e3  # times the clipping bound: what every clipping must cut off
-NEAR = 0.999  # times the clipping bound: what no clipping may change
+# Steps that are inspected in full.
+INSPECTED = frozenset({0, 1, 2, 3, 5, 8} | {2**k for k in range(4, 14)})
+FAR = 1e3  # times the clipping bound: a length that every clipping must cut off
+NEAR = 0.999  # times the clipping bound: a length that no clipping may change
 _REMOVED = 6  # examples that are left out, one at a time
-_MEAN_DRAWS = 6  # whose mean stands for a release without its noise
-_SHORTEST = 1e-30
+_MEAN_DRAWS = 6  # draws whose mean stands for a release without its noise
+_SHORTEST = 1e-30  # a tensor's part of a direction counts as at least this long
 
 
 @dataclass(frozen=True)
 class _CanaryTrial:
-    """Canary of a step: its score is how far the release lies along `direction`, less `zero`.
+    """Canary of a step. The score is the projection of the release on `direction`, minus `zero`.
 
     Attributes:
         member: whether the canary is in the step.
-        direction: scaled so that the canary moves the score by 1.
-        zero: where a release without the canary lies in the mean.
+        direction: direction of the canary, scaled so that the canary moves the score by 1.
+        zero: mean projection of releases without the canary.
     """
 
     member: bool
@@ -56,22 +57,23 @@ class _CanaryTrial:
 
 
 class StepWatch:
-    """Inspects, tries and counts the steps of one optimizer or call site, the `number`th.
+    """Inspects, tries and counts the steps of one optimizer or call site.
 
-    An adapter defines what a step would release after a change of its examples, and which changes
-    there are.
+    An adapter derives from it, and defines which changes of examples there are, and what a step
+    would release after a change.
 
     Attributes:
+        number: number of the optimizer or call site in the run.
         glance_changes: number of changes in steps that are not inspected in full.
         ghost: gradients come clipped, so that no change passes through the clipping.
         counts: the last number of a release is the clipping bound, which a count may set.
-        steps: taken so far.
-        noise: multiplier of the step, if its call states it.
+        steps: number of steps taken so far.
+        noise: noise multiplier of the step, if its call states it.
         bound: bound of clipping, as the code has it.
-        unit: length of a clipped gradient of length one in what is released.
-        length: length of the longest clipped gradient in what is released, if known.
-        rows: examples of the step that can be left out.
-        shapes: shapes of an example's gradient; None if none can be appended.
+        unit: length that a clipped gradient of length 1 has in the release.
+        length: length that the longest clipped gradient has in the release, if known.
+        rows: number of the step's examples that can be left out.
+        shapes: shapes of an example's gradient; None if no gradient can be appended.
         generators: generators of the optimizer and of the script.
     """
 
@@ -93,25 +95,30 @@ class StepWatch:
         self.generators: list[Generator] = []
         self._noise = StepNoise()
         self._has_gaps = False  # a draw of some step so far had gaps
-        # Of all generators, after the step and its changes.
+        # States of all generators after the step, with each change.
         self._states_after: set[tuple[str, ...]] = set()
         self._noise_states: set[tuple[str, ...]] = set()  # states that steps drew their noise from
         self._trial: _CanaryTrial | None = None  # the step's trial; None without one
 
     @property
     def at(self) -> ReleaseKey:
-        """The step, among those of all optimizers and call sites."""
+        """Key of the next step, among the steps of all optimizers and call sites."""
         return self.number, self.steps
 
     def release(self, change: Change, seed: int | None) -> Release:
-        """Repeats the step after a change, with generators as they are, seeded with `seed` if any.
+        """Repeats the step after a change, and undoes it, except for the generators' states.
 
-        It puts back all but the generators.
+        Args:
+            change: change of the step's examples.
+            seed: the seed that generators were set to; None if they are as the script has them.
         """
         raise NotImplementedError
 
     def released(self, change: Change = None, seed: int | None = None) -> Release:
-        """Returns what the step would release after a change; `seed` sets its generators."""
+        """Returns what the step would release after a change, with generators seeded by `seed`.
+
+        Without a seed generators are as the script has them.
+        """
         with preserve_generators(self.generators):
             if seed is not None:
                 seed_generators(seed, self.generators)
@@ -122,9 +129,9 @@ class StepWatch:
 
     @contextlib.contextmanager
     def fresh_noise(self) -> Iterator[None]:
-        """Records a step, taken inside, whose generators were in the states of an earlier one.
+        """Records if a step, taken inside, begins with the generators' states of an earlier step.
 
-        Only those count that the step draws from: others may go on while they repeat.
+        Only generators that the step draws from count.
         """
         before = states_of_all(self.generators)
         yield
@@ -136,11 +143,11 @@ class StepWatch:
 
     @contextlib.contextmanager
     def pinned_noise(self, member: bool) -> Iterator[int]:
-        """Seeds the noise of a step inside, of a pinned run, and the random numbers after it.
+        """Seeds the noise of a pinned run's step, taken inside, and the random numbers after it.
 
-        It yields the seed of the noise. Both seeds are the same in all pinned runs, but for noise
-        of steps with the record in "other_noise", and random numbers after such a step in
-        "other_randomness".
+        It yields the seed of the noise. Both seeds are the same in all pinned runs, except for the
+        noise of steps with the record in "other_noise", and for random numbers after such a step
+        in "other_randomness".
 
         Args:
             member: whether the step has the record that the run is about.
@@ -177,7 +184,7 @@ class StepWatch:
 
     def changes(self) -> Iterator[tuple[str, Change]]:
         """Yields changes of one example each, with their description."""
-        if self.shapes is not None:  # gradients can be appended
+        if self.shapes is not None:  # a gradient can be appended
             far = self.appended([FAR * self.bound * w for w in self.direction()])
             yield "a gradient a thousand times too long", far
         for index in spread_indices(self.rows, _REMOVED):
@@ -215,14 +222,14 @@ class StepWatch:
                 else:
                     draws = draw_once(actual, self.released(seed=seed))
                 entry = self.with_changes(entry, actual, draws, in_full)
-        # If other numbers are drawn without a record, releases differ by their noise.
+        # If a step without a record draws other numbers, releases differ by their noise, too.
         if len(self._states_after) > 1:
             self.run.put(ArraysGiven(kind="draws"))
             return
         self.run.put(entry)
 
     def inspection(self, actual: Release) -> StepInspection:
-        """Describes a step by what it releases, before anything is changed."""
+        """Describes a step by its release, before anything is changed."""
         return StepInspection(
             step=self.steps,
             optimizer=self.number,
@@ -243,8 +250,8 @@ class StepWatch:
         Args:
             entry: the inspection so far.
             actual: what the step releases.
-            draws: draws of its noise.
-            in_full: whether to make all changes; else the first `glance_changes`.
+            draws: draws of the step's noise.
+            in_full: whether to make all changes; else only the first `glance_changes`.
         """
         self._has_gaps |= draws.has_gaps
         if in_full and sum(draws.squares) > 0 and not self._has_gaps:
@@ -287,10 +294,11 @@ class StepWatch:
         return self.appended([length * w for w in v]) if member else None
 
     def _leave_out(self, member: bool) -> Change:
-        """Makes the last record a canary: it is left out of the step unless `member`.
+        """Makes the last record a canary, which is left out of the step unless `member`.
 
         An adversary who knows the parameters knows the record's gradient. So the score is measured
-        along the change of the release by that record, from the mean of releases without it.
+        in the direction in which that record changes the release, from the mean of releases without
+        the record.
         """
         without = self.without(self.rows - 1)
         seed = self.run.request.derived("draw", *self.at)
@@ -300,7 +308,7 @@ class StepWatch:
         square = sum(squared_lengths(shift)) or 1.0
         middle = [np.mean(parts, axis=0) for parts in zip(*releases, strict=True)]
         direction = [part / square for part in shift]
-        self._trial = _CanaryTrial(member, direction, along(middle, direction))
+        self._trial = _CanaryTrial(member, direction, projection(middle, direction))
         return None if member else without
 
     def end_step(
@@ -313,13 +321,13 @@ class StepWatch:
 
         Args:
             release: what the step has released.
-            noise: noise multiplier that it was accounted with; None if it is unknown.
-            rate: sampling rate that it was accounted with; None if it is unknown.
+            noise: noise multiplier that the step was accounted with; None if it is unknown.
+            rate: sampling rate that the step was accounted with; None if it is unknown.
         """
         trial = self._trial
         self._trial = None
         if trial is not None:
-            score = along(release, trial.direction) - trial.zero
+            score = projection(release, trial.direction) - trial.zero
             self.run.put(Trial(member=trial.member, score=score, noise=noise, rate=rate))
         self.steps += 1
         self.run.count_release()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_flatten
 
-_SAMPLED = 4096  # numbers of a tensor that stand for it in a digest
+_SAMPLED = 4096  # first numbers of a tensor that its `sample_digest` is of
 _CHUNK = 1024  # rows that are converted at once
 
 Vector = npt.NDArray[np.float64]
@@ -22,7 +22,7 @@ Release = list[Vector]
 
 
 def tree_leaves(tree: Any) -> list[Any]:
-    """Returns what nested containers have; torch 2.1 lacks this function."""
+    """Returns the leaves of nested containers; torch 2.1 lacks this function."""
     return tree_flatten(tree)[0]
 
 
@@ -36,7 +36,7 @@ def flat_vectors(tensors: Iterable[torch.Tensor]) -> Release:
 
 
 def gradients(params: Iterable[torch.Tensor]) -> Release:
-    """Returns the gradients of parameters; zeros without any."""
+    """Returns the gradients of parameters; zeros for a parameter without gradient."""
     tensors = (torch.zeros_like(p) if p.grad is None else p.grad for p in params)
     return flat_vectors(tensors)
 
@@ -52,7 +52,7 @@ def is_array(value: Any, least_dim: int = 1) -> bool:
 
 
 def has_numbers(value: Any, least: int = 1) -> bool:
-    """Returns whether a value is such a tensor of floats, of `least` dimensions or more."""
+    """Returns whether a value is a tensor of floats with `least` or more dimensions."""
     return is_array(value, least) and bool(value.is_floating_point())
 
 
@@ -62,7 +62,7 @@ def is_numeric(value: Any) -> bool:
 
 
 def owns_memory(array: Any) -> bool:
-    """Returns whether changes of an array stay in this process: its memory is no shared file's."""
+    """Returns whether changes of an array stay in this process, and in no shared file."""
     if isinstance(array, torch.Tensor):
         address = array.data_ptr()
         if array.is_cuda:
@@ -73,7 +73,7 @@ def owns_memory(array: Any) -> bool:
             return False
     try:
         maps = Path("/proc/self/maps").read_text()
-    except OSError:  # not on Linux: then only memory counts that certainly is an array's own
+    except OSError:  # not on Linux: then only memory that is certainly the array's own counts
         if isinstance(array, torch.Tensor):
             return bool(array.untyped_storage().resizable())
         return array.base is None
@@ -86,7 +86,7 @@ def owns_memory(array: Any) -> bool:
 
 
 def digest(tensor: torch.Tensor) -> bytes:
-    """Returns the same for tensors of the same values, on any device."""
+    """Returns a digest of a tensor's values, which is the same on any device."""
     values = tensor.detach().cpu().contiguous()
     values = values.reshape(-1).view(torch.uint8)
     return hashlib.blake2b(values.numpy().data, digest_size=16).digest()
@@ -94,7 +94,7 @@ def digest(tensor: torch.Tensor) -> bytes:
 
 def row_keys(rows: Any) -> Iterator[bytes]:
     """Yields a digest of each row's numbers, the same for all types of numbers."""
-    # Of a copy: memory that numpy has exported does not count as the tensor's own.
+    # The rows are copied, as memory that numpy has exported no longer counts as the tensor's own.
     for chunk in torch.split(torch.as_tensor(rows), _CHUNK):
         flat = chunk.detach().unsqueeze(-1).flatten(1).double().clone()
         yield from map(digest, flat)
@@ -106,23 +106,23 @@ def sample_digest(tensor: torch.Tensor) -> bytes:
 
 
 def difference(first: Release, second: Release) -> Release:
-    """Returns the first release less the second."""
+    """Returns the first release minus the second."""
     return [a - b for a, b in zip(first, second, strict=True)]
 
 
-def along(release: Release, direction: Release) -> float:
-    """Returns how far a release lies in a direction."""
+def projection(release: Release, direction: Release) -> float:
+    """Returns the inner product of a release and a direction."""
     return sum(float(a @ b) for a, b in zip(release, direction, strict=True))
 
 
 def squared_lengths(release: Release) -> list[float]:
-    """Returns the squared length of each part; inf where it is not finite."""
+    """Returns the squared length of each part of a release; inf where it is not finite."""
     squares = [float(np.dot(part, part)) for part in release]
     return [square if np.isfinite(square) else math.inf for square in squares]
 
 
 def random_direction(shapes: Iterable[Sequence[int]], seed: int) -> list[torch.Tensor]:
-    """Returns a random direction of length one over all tensors, float32, by its own generator."""
+    """Returns a random direction of length one over all tensors, float32, as the seed gives it."""
     generator = torch.Generator().manual_seed(seed % 2**63)
     parts = [torch.randn(tuple(shape), generator=generator) for shape in shapes]
     squares = (float(part.double().square().sum()) for part in parts)
@@ -131,6 +131,6 @@ def random_direction(shapes: Iterable[Sequence[int]], seed: int) -> list[torch.T
 
 
 def spread_indices(count: int, most: int) -> list[int]:
-    """Returns at most `most` of `count` indices, evenly spread, each once."""
+    """Returns at most `most` of the indices below `count`, evenly spread."""
     indices = (int(i * count / most) for i in range(min(most, count)))
     return list(dict.fromkeys(indices))

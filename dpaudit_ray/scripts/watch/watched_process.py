@@ -1,6 +1,6 @@
 """Runs a script once under watch, in a separate process: `isolation` calls `run` there.
 
-A run that carries no canary ends with the same parameters, to the bit, as one without watch.
+A run without canary ends with the same parameters, to the bit, as a run that is not watched.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ _SAVING = (
 )
 _PACKAGES = ("torch", "opacus", "numpy", "jax", "tensorflow", "lightning", "transformers")
 _FEW_COPIES = 0.02  # share of the records; in public tables some thousandths are copies
-_DELTAS = tuple(10.0**-k for k in range(1, 9))  # at which the claim is computed, beside its own
+_DELTAS = tuple(10.0**-k for k in range(1, 9))  # δ of the claimed curve, in addition to the claim's
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     except SystemExit as error:  # the normal end of click, Typer and absl
         if isinstance(error.code, (int, str)) and error.code != 0:
             raise
-    state.accountants.settle(None)
+    state.accountants.note_gains(None)
     for watched in state.optimizers:
         watched.finish_pinned()
     returned_nothing = bool(name) and has_ended and returned is None
-    if returned is None:  # a whole file publishes its networks, as far as that is known
+    if returned is None:  # of a whole file, at least the networks count as published
         returned = [network.state_dict() for network in state.networks.modules]
     if state.request.pinned and not state.was_cut:
         publications.pin_publications(state, returned)
@@ -115,7 +115,7 @@ def _source_digests(script: Path) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    """Returns versions of Python and of the packages that a training computes with."""
+    """Returns versions of Python and of the loaded packages of `_PACKAGES`."""
     versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         version = getattr(sys.modules.get(name), "__version__", None)
@@ -125,7 +125,7 @@ def _versions() -> dict[str, str]:
 
 
 def _delta(state: WatchedRun, option: float | None) -> float:
-    """Returns δ of the claim: stated, or of the script's last request for ε, or for noise.
+    """Returns δ of the claim: as stated, else as the script last asked for ε or for noise.
 
     Raises:
         SpecError: an inspected run has no δ.
@@ -143,7 +143,7 @@ def _delta(state: WatchedRun, option: float | None) -> float:
 
 
 def _install(state: WatchedRun) -> None:
-    """Wraps what the run watches: loaders, processes, engines, optimizers, seeds and saving."""
+    """Begins to watch loaders, processes, engines, optimizers, seeds and saving."""
     state.loaders.install()
     started_processes.install(state)
     opacus_engine.install(state)
@@ -156,17 +156,17 @@ def _install(state: WatchedRun) -> None:
         record_choice.install(state)
 
     def manual_seed(original: Any, seed: Any) -> Any:
-        """Notes a constant seed of the script, and mixes it with the run's if that reseeds."""
+        """Notes a constant seed of the script, and mixes it with the run's seed on request."""
         name = f"torch.manual_seed({seed})"
         state.seeded.add(name)
         state.note_line(name)
         reseeds = state.request.reseeds
         return original(state.request.derived("constant", int(seed)) if reseeds else seed)
 
-    is_saving = False  # within a function that saves
+    is_saving = False  # whether a function that saves is running
 
     def save(original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Notes what the script itself saves; to save parts, such functions call each other."""
+        """Notes a value that the script saves, but not calls of such functions by each other."""
         nonlocal is_saving
         if is_saving or state.phase != "main" or state.replaying:
             return original(*args, **kwargs)
@@ -185,12 +185,12 @@ def _install(state: WatchedRun) -> None:
 
 
 def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
-    """Compares what is saved in a file, which is the argument that has tensors.
+    """Notes what a saved value carries. The value is the first argument that has tensors.
 
     Args:
         state: state of the run.
         args: arguments of the function that saves.
-        kwargs: likewise.
+        kwargs: keyword arguments of the function that saves.
     """
     published = state.publications
     published.files += 1
@@ -203,9 +203,9 @@ def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
 
 
 def _result(state: WatchedRun, delta: float) -> RunResult:
-    """Returns what is known at a run's end: counts, claims, and draws."""
+    """Returns the counts, claims and draws of a run at its end."""
     inspects = state.request.inspects
-    # Other runs have the claim of the inspected one: computing it again takes a second.
+    # Only the inspected run computes the claim, which takes a second and is the same in all runs.
     deltas = {*_DELTAS, delta} if inspects and not state.was_cut else ()
     streams = list(state.streams.values())
     draws = _draws(state)
@@ -245,7 +245,7 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
 
 
 def _copies(keys: list[Any]) -> int:
-    """Returns how many records equal another one; 0 if they are as few as in usual public data."""
+    """Returns how many records equal another record; 0 if so few do as in usual public data."""
     copies = len(keys) - len(set(keys))
     return copies if copies > _FEW_COPIES * len(keys) else 0
 
@@ -289,7 +289,8 @@ def _draws(state: WatchedRun) -> list[Draws]:
     private = set(map(id, state.networks.data or [draw.data for draw in used]))
     releases: dict[tuple[int, ReleaseKey], list[Indices]] = {}
     records: dict[int, int] = {}
-    numbers: dict[int, Indices] = {}  # numbers of records; one may be in the data several times
+    # Numbers of the records, by data set, as a record may be in the data several times.
+    numbers: dict[int, Indices] = {}
     for draw in used:
         key = id(draw.data)
         if key not in private:
