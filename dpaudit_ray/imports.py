@@ -39,7 +39,7 @@ class Trust:
     """Modules that may be imported, with all that lies below them.
 
     Attributes:
-        modules: their names; None: any but those of Python's own library.
+        modules: names of the modules; None: any but those of Python's own library.
         reads: plug-ins of other modules are read as plain data and shown, but not run.
     """
 
@@ -51,11 +51,11 @@ class Trust:
         """Returns the modules that `--trust a,b.c` lets a verb import.
 
         Args:
-            option: its value; None: verbs that read trust no module, all others any.
+            option: value of the option. With None a verb that reads trusts no module, others any.
             reads: the verb reads a run.
 
         Raises:
-            SpecError: a name is not one of a module.
+            SpecError: a name is no name of a module.
         """
         if option is None:
             return cls(() if reads else None, reads)
@@ -180,11 +180,11 @@ def training(
 
     Args:
         path: the function, as `package.module:name`; it takes (member, seed, **options).
-        options: its options.
+        options: options of the plug-in.
         key: key of the mechanism in the sweep file, for errors.
 
     Raises:
-        SpecError: it cannot be imported, or does not take these arguments.
+        SpecError: the function cannot be imported, or does not take these arguments.
     """
     train = _callable(path, f"{key}.path")
     try:
@@ -210,12 +210,13 @@ def function(
 
     Args:
         path: the function, as `package.module:name`.
-        key: in the sweep file, for errors.
-        arguments: names of its positional arguments.
+        key: key in the sweep file, for errors.
+        arguments: names of the function's positional arguments.
         options: arguments that are passed by name.
 
     Raises:
-        SpecError: it cannot be imported, is installed code, or does not take these arguments.
+        SpecError: the function cannot be imported, is installed code, or does not take these
+            arguments.
     """
     value = _callable(path, key)
     _require_users(value, path, key)

@@ -136,7 +136,7 @@ def parse(
     Args:
         base: the class of its kind.
         raw: a name, or a mapping with `name`; a plug-in is returned as it is.
-        key: in the sweep file, for errors.
+        key: key in the sweep file, for errors.
 
     Raises:
         SpecError: there is no such plug-in, or it does not take these options.
@@ -258,7 +258,7 @@ def spec_error(
         error: error of pydantic.
         prefix: key of the options in the sweep file.
         raw: the options.
-        model: their class, whose fields are suggested for unknown keys.
+        model: class of the options, whose fields are suggested for unknown keys.
     """
     by_path: dict[tuple[str, ...], list[SpecError]] = {}
     for item in error.errors(include_url=False):

@@ -50,8 +50,8 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
     Args:
         total: the sum of clipped gradients, an array per tensor; or a function of `per_example`
             that computes it, so that canaries pass through the script's own clipping.
-        noise: as many arrays, or a function that draws them; with arrays, an audit measures no
-            noise within a step, as it cannot draw again.
+        noise: the noise, an array per tensor, or a function that draws it. With arrays, an audit
+            measures no noise within a step, as it cannot draw the noise again.
         noise_multiplier: the noise's standard deviation over `max_grad_norm`, as claimed.
         max_grad_norm: bound to which gradients are clipped, as claimed.
         sample_rate: the probability of a record to be in a step, as claimed.
@@ -155,8 +155,8 @@ def audited_release(
                 """Calls the function with one record changed, and with a given seed.
 
                 Args:
-                    change: which record, and how; None for none.
-                    seed: of all its randomness; None leaves the generators as they are.
+                    change: which record is changed, and how; None for no change.
+                    seed: seed of the function's randomness; None leaves generators as they are.
                 """
                 nonlocal unflatten
                 changed_records = unflatten_records(_change_examples(examples, change))

@@ -34,11 +34,11 @@ class Result:
     """A run, complete or not.
 
     Attributes:
-        location: its directory or address.
+        location: directory or address of the run.
         complete: no trials are missing.
         failures: packs that failed and were not done since.
         lost: trainers that died in this attempt.
-        stopped: it ended early, by request or because its time was up.
+        stopped: the run ended early, by request or because its time was up.
         trust: modules that may be imported to read it; None: those that this process may import.
     """
 

@@ -38,7 +38,7 @@ def _losses_of(training: Training) -> Any:
     """Returns the library's privacy loss distribution of a training.
 
     Raises:
-        UnansweredError: it is another sampling or adjacency, or takes too long.
+        UnansweredError: the library lacks this sampling or adjacency, or would take too long.
     """
     if training.sampling is not Sampling.BALLS_AND_BINS:
         raise UnansweredError("allocation answers for balls-and-bins")

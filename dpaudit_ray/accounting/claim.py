@@ -173,8 +173,8 @@ def check_number(
     """Raises ValueError unless a value is a finite number above `least`, or at it if not open.
 
     Args:
-        name: of the value, for the message.
-        value: of a user's input, of any type.
+        name: name of the value, for the message.
+        value: value that a user gave, of any type.
         least: the bound.
         open_end: whether `least` itself is refused.
     """

@@ -77,7 +77,7 @@ def curve(
     """Returns upper bounds on ε of a training after each of `steps`, float64 [len(steps)].
 
     Args:
-        training: its own number of steps is ignored.
+        training: the training, whose own number of steps is ignored.
         steps: numbers of steps.
         delta: δ, in (0, 1).
         accountant: one of `accountants()` or an import path.
@@ -171,7 +171,7 @@ def noise_multiplier(
         delta: δ, in (0, 1).
         sample_rate: probability that a record takes part in a step.
         accountant: one of `accountants()` or an import path.
-        tolerance: of ε, above 0.
+        tolerance: error allowed for ε, above 0.
         sampling: `poisson`, `shuffle` or `balls-and-bins`.
 
     Raises:
@@ -234,7 +234,7 @@ def _bisected_noise(
     Args:
         claim: ε by noise multiplier, falling.
         epsilon: the target.
-        tolerance: of ε.
+        tolerance: error allowed for ε.
 
     Raises:
         ValueError: more noise than `_LAST_NOISE` would be needed.

@@ -147,14 +147,14 @@ def _laplace_sum(scale: float, releases: int) -> LossSum:
     The loss at an output x is (|x - 1| - |x|) / scale: it lies within ±1/scale.
 
     Args:
-        scale: of the noise, over the sensitivity.
+        scale: scale of the noise, over the sensitivity.
         releases: number of releases.
     """
     largest = 1 / scale
     width = 2 * largest / _CELLS
     losses = np.linspace(-largest, largest, _CELLS + 1)
     inside = np.exp((losses - largest) / 2) / 2  # P[L ≤ l] with the record
-    outside = 1 - np.exp(-(losses + largest) / 2) / 2  # likewise without it
+    outside = 1 - np.exp(-(losses + largest) / 2) / 2  # P[L ≤ l] without the record
     cells = np.diff(inside)
     cells_outside = np.diff(outside)
     # With the record, half of the mass has exactly the largest loss; without it, the smallest.
@@ -175,7 +175,7 @@ def _listed_sum(
 
     Args:
         losses: possible losses of one release.
-        chances: their probabilities with the record; those without it are e^-loss times as large.
+        chances: losses' probabilities with the record; without it they are e^-loss times as large.
         releases: number of releases.
     """
     values = np.array(losses)
@@ -206,7 +206,7 @@ def _composed(
         inside: probability of each cell with the record, float64 [n].
         outside: without it, [n].
         first: index of the lower end of the first cell.
-        width: of a cell.
+        width: width of a cell.
         releases: number of releases.
         infinite: probability of an infinite loss.
     """

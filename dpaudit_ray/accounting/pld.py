@@ -137,7 +137,7 @@ def _composed(
 
     Args:
         events: kinds of steps, with their numbers.
-        width: of the grid of losses.
+        width: width of the grid of losses.
         pessimistic: rounds losses so that ε is bounded from above, else from below.
     """
     steps = (step_losses(part.after(1), width, pessimistic) for part in events)
@@ -345,7 +345,7 @@ def split_losses(
         upper: log masses of the cells under the first distribution, [n].
         lower: log masses under the second one, [n].
         first: index of the lower end of the first cell.
-        width: of a cell.
+        width: width of a cell.
         infinite: mass beyond all cells, which may have any loss.
     """
     cells = np.exp(upper)

@@ -328,7 +328,7 @@ class CanaryAdversary(Adversary, Generic[C]):
         """Returns a fresh observer of a pack; None if only final models are observed.
 
         Args:
-            canary: as crafted.
+            canary: the canary as it was crafted.
             public: all that the adversary knows before training.
             models: number of training runs in the pack.
         """
@@ -338,7 +338,7 @@ class CanaryAdversary(Adversary, Generic[C]):
         """Scores n final models if there is no observer: float [n], or [n, m] of m canaries.
 
         Args:
-            canary: as crafted.
+            canary: the canary as it was crafted.
             observed: the models. The higher a score, the more likely is the canary "in".
         """
         raise NotImplementedError(f"{self.name} has neither an observer nor score()")
@@ -376,7 +376,7 @@ class TrajectoryObserver(Observer, Protocol):
         Args:
             step: number of the step, from 1.
             before: θ_{t-1}, float [n, p]; a copy, which is valid until the next step.
-            after: θ_t, float [n, p]; a copy likewise.
+            after: θ_t, float [n, p]; such a copy, too.
         """
 
 

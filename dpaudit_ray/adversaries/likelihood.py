@@ -96,7 +96,7 @@ class Whitening:
         N(s, σ²) with s = (Cπ)_t: so the step adds s (white - s / 2).
 
         Args:
-            step: its number, from 1; every step must be passed, in order.
+            step: number of the step, from 1; every step must be passed, in order.
             projection: projection of the release on the canary, in units of C, [n] or [n, m].
         """
         import torch

@@ -123,7 +123,7 @@ class LossPath:
         """Adds the query's loss in the models after a step, or keeps the larger one.
 
         Args:
-            step: its number, from 1.
+            step: number of the step, from 1.
             before: θ_{t-1}, not used.
             after: θ_t, float [n, p].
         """

@@ -68,7 +68,7 @@ def read_npz(
         Arrays `x` and `y`, and the file's name for errors.
 
     Raises:
-        DataError: it is not such a file.
+        DataError: the file cannot be read, or lacks `x` or `y`.
     """
     file = existing_file(path, what, _REMEDY)
     try:
@@ -123,7 +123,7 @@ def labels(
         int64 classes [N], or float32 [N] for `regression`.
 
     Raises:
-        DataError: they are not such labels.
+        DataError: `y` is no list of classes or numbers, or has a value that `order` lacks.
     """
     kind = y.dtype.kind if y.ndim == 1 else "not a list"
     if order and y.ndim == 1:

@@ -197,8 +197,8 @@ def checked(
         source: file or data set, for errors.
 
     Raises:
-        DataError: they are empty, differ in length, have a value that is not finite in float32, or
-            labels are not classes 0, 1, ... or numbers.
+        DataError: the arrays are empty, differ in length, or have a value that is not finite in
+            float32; or labels are not classes 0, 1, ... or numbers.
     """
     if len(x) != len(y):
         raise DataError(f"{source}: x has {len(x)} rows and y has {len(y)}; both need the same")

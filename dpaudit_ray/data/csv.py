@@ -225,7 +225,7 @@ class Csv(Data):
             The file's name, the label's column, and the cells; categories and dates are text.
 
         Raises:
-            DataError: it is not such a table.
+            DataError: the file cannot be read, or lacks a column that an option names.
         """
         file = existing_file(self.path, self.name, _REMEDY)
         text = dict.fromkeys((*self.categories, *self.dates), str)
@@ -268,7 +268,7 @@ class Csv(Data):
 
         Args:
             file: the file, for messages.
-            table: its content, a data frame.
+            table: content of the file, a data frame.
             nameless: whether columns may lack a name.
         """
         import pandas as pd

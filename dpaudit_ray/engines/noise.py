@@ -108,7 +108,7 @@ def write_normals(
         out: to be written, float [any number].
         table: the `coefficients`.
         first_block: number of the first block of Philox; each block makes two normals.
-        key: of the stream, 64 bits.
+        key: key of the stream, 64 bits.
         upper: upper half of the counter, 64 bits, which is the same in all blocks of a stream.
     """
     blocks = torch.arange((len(out) + 1) // 2, device=out.device) + first_block
@@ -226,7 +226,7 @@ def normals(high: Tensor, low: Tensor, table: Tensor) -> Tensor:
 
     Args:
         high: words of 32 random bits, int64; the highest bit is the sign.
-        low: likewise, the 32 bits behind them.
+        low: the 32 bits behind them, in the same form.
         table: the `coefficients`.
     """
     high_bits = high & 0x7FFFFFFF  # without the sign

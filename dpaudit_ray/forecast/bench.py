@@ -64,7 +64,7 @@ class Row:
     """Speed of a model on this machine; all times are seconds per model and step.
 
     Attributes:
-        model: its name.
+        model: name of the model.
         parameters: number of its parameters.
         batch_size: size of a batch.
         flop: operations of one model's step: forward and backward, without per-sample gradients.

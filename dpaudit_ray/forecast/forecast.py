@@ -250,7 +250,7 @@ def _with_simulated_bounds(
     Args:
         outlook: the forecast so far.
         cell: the audit as the sweep has it.
-        spec: its first estimator whose bound holds.
+        spec: the audit's first estimator whose bound holds.
         level: δ and confidence of the bound.
     """
     trials = outlook.trials

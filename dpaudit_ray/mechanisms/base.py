@@ -329,7 +329,7 @@ class Mechanism(Plugin):
 
         Args:
             adversary: the attack.
-            seed: of the sweep; everything public (initialisation, batches) derives from it.
+            seed: seed of the sweep; everything public (initialisation, batches) derives from it.
             craft_seed: 128-bit seed of the adversary's choices.
             gpu: compute on the trainer's GPU.
             prepared: the parts of its preparation, in order; empty without a preparation.
@@ -354,7 +354,7 @@ class Mechanism(Plugin):
         Args:
             adversary: the attack.
             part: number of the part, from 0.
-            seeds: of the sweep, and of this part.
+            seeds: seed of the sweep, and seed of this part.
             gpu: whether it may compute on the trainer's GPU.
         """
         raise NotImplementedError(f"{self.name} has a preparation, and no prepare_part()")

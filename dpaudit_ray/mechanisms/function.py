@@ -263,10 +263,10 @@ class IsolatedTrials:
     """Calls a user's function in child processes.
 
     Args:
-        path: of the function.
+        path: path of the function.
         options: arguments of each call.
         prepared: parts of a preparation, passed to each call; None for none.
-        limits: of time and memory of a call.
+        limits: limits of time and memory of a call.
         gpu: whether calls use a GPU.
     """
 

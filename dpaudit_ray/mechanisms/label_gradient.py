@@ -417,8 +417,8 @@ class Pass:
 
     Attributes:
         inputs: float [N, in] of each layer.
-        derivatives: of the logit by the sums before each layer's activation, float [N, out].
-        probabilities: of label 1, float [N].
+        derivatives: derivatives of the logit by each layer's sums before activation, [N, out].
+        probabilities: probabilities of label 1, float [N].
     """
 
     inputs: tuple[Floats, ...]
@@ -471,9 +471,9 @@ class Target:
 
         Args:
             training: the public part of the training.
-            shape: of its network.
+            shape: shape of the network.
             steps: number of steps that are stored.
-            seed: of its noise.
+            seed: seed of the noise.
         """
         recipe = training.recipe
         models = []
@@ -530,7 +530,7 @@ class Target:
         """Computes the release of `step`, from 0, as `adversary` sees it.
 
         Args:
-            step: its number, from 0.
+            step: number of the step, from 0.
             adversary: has the attacked layer and neuron.
             noise: clipping and noise of the step.
 
@@ -573,10 +573,10 @@ class Release:
 
     Attributes:
         gram: CᵀC, float64 [N, N], of the columns C by attacked weights.
-        probabilities: of label 1, float64 [N].
+        probabilities: probabilities of label 1, float64 [N].
         y: labels [N].
-        norms: of each record's derivatives by all parameters, float64 [N]; None if the attacked
-            weights are clipped alone.
+        norms: norm of each record's derivatives by all parameters, float64 [N]; None if the
+            attacked weights are clipped alone.
         noise: what the sum is clipped to, and its noise.
         records: numbers of the records in the data [N].
     """
@@ -618,7 +618,7 @@ class Release:
 
         Args:
             y: labels [n, N].
-            rng: of the noise.
+            rng: generator of the noise.
         """
         unit_noise = rng.normal(size=y.shape) @ self._root.T
         deviation = self.noise.clip_norm * self.noise.multiplier
@@ -628,7 +628,7 @@ class Release:
         """Returns the attacker's solutions [n, N]; NaN if the system does not determine one.
 
         Args:
-            sums: as of `sums`, [n, N].
+            sums: released sums, as `sums` returns them, [n, N].
         """
         inverse, determined = self._solver
         return np.where(determined, sums @ inverse, np.nan)
@@ -651,7 +651,7 @@ class Trials:
     """A session of trials, each with one record of one release.
 
     Attributes:
-        releases: of each batch.
+        releases: releases of each batch.
         distances: μ of each label, float64 [batches, N]; NaN if the label is not determined.
     """
 
@@ -694,7 +694,7 @@ class Trials:
 
         Args:
             members: bool [n], True if the label is flipped.
-            seed: of the records and of the noise.
+            seed: seed of the records and of the noise.
             horizons: the last batch only.
 
         Returns:

@@ -39,8 +39,8 @@ class Aggregation:
 
         Args:
             sweep: the sweep.
-            plan: its plan.
-            run: its run directory.
+            plan: plan of the sweep.
+            run: run directory of the sweep.
         """
         self._sweep = sweep
         self._plan = plan

@@ -34,8 +34,8 @@ class OpenSweep:
 
         Args:
             sweep: the sweep.
-            plan: its plan.
-            run: its run directory.
+            plan: plan of the sweep.
+            run: run directory of the sweep.
         """
         self.sweep = sweep
         self.plan = plan

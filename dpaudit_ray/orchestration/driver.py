@@ -31,7 +31,7 @@ class Summary:
         progress: the last snapshot.
         failures: packs that failed.
         losses: trainers that died, without those whose node left.
-        stopped: it ended early by request.
+        stopped: the run ended early by request.
     """
 
     progress: Progress

@@ -229,7 +229,7 @@ class Estimates:
 
         Args:
             state: the estimator.
-            bound: its bound at the audit's own level.
+            bound: bound of the estimator at the audit's own level.
         """
         level = self._cell.audit
         if not state.time_uniform() and bound.status not in _CLAIM_NO_LEVEL:

@@ -26,8 +26,8 @@ class Work:
 
     Attributes:
         sweep: the sweep.
-        plan: its plan.
-        run: its run directory.
+        plan: plan of the sweep.
+        run: run directory of the sweep.
         packs: number of packs that are to be run.
         tell: takes a line for the user.
     """
@@ -128,9 +128,9 @@ class Done:
     """A pack that is stored and folded.
 
     Attributes:
-        pack: its trials, or a part of a preparation.
+        pack: the pack's trials, or a part of a preparation.
         seconds: time that its trainer took.
-        from_start: it was trained from its beginning, and not from a checkpoint.
+        from_start: the pack was trained from its beginning, and not from a checkpoint.
         missed: number of its trials that failed.
         opening: seconds before the training, which later packs of the audit do not take.
     """

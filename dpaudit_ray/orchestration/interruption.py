@@ -178,7 +178,7 @@ class HeadLiveness:
         """Watches this node's daemon too.
 
         Args:
-            daemon: its address.
+            daemon: address of the daemon.
             store: socket of its object store; "" if that is unknown.
         """
         self._daemon = daemon

@@ -25,7 +25,7 @@ class Metric:
 
     Attributes:
         name: without Ray's prefix.
-        help: its description in Prometheus.
+        help: description of the metric in Prometheus.
         of_audit: reads its value for an audit; None if there is one value for the sweep.
     """
 

@@ -71,7 +71,7 @@ class AuditProgress:
     """A snapshot of one audit.
 
     Attributes:
-        label: its name in the sweep.
+        label: name of the audit in the sweep.
         trials: planned trials.
         done: stored trials.
         epsilon_lower: a bound that holds for all audits and looks simultaneously.

@@ -287,7 +287,7 @@ def connected(address: str | None) -> Iterator[Any]:
     of a local cluster exists as long as this process.
 
     Args:
-        address: of the cluster's head; RAY_ADDRESS by default, else a local cluster is started.
+        address: address of the head; RAY_ADDRESS by default, else a local cluster is started.
 
     Raises:
         NoClusterError: the cluster cannot be joined, or does not start.

@@ -78,7 +78,7 @@ class SweepJob:
 
         Args:
             sweep: the sweep.
-            file: its sweep file.
+            file: the sweep file.
             storage_path: a folder that all nodes mount, or an address.
             package: the working directory.
             options: further options of `dpaudit run`.

@@ -316,15 +316,15 @@ class Worker:
     """A trainer, as the driver sees it.
 
     Attributes:
-        name: its name for the executor and the user.
+        name: name of the trainer for the executor and the user.
         handle: the executor's reference to it.
         greeting: the answer to the first call, with node, address and machine.
         node: id of its node; "" until it is placed on one.
         address: the node's address, for the user.
         pack: the pack that it works on.
         suspected: packs that failed on it and are tried elsewhere; it gets no pack meanwhile.
-        leaving: it gets no more packs.
-        proven: it has done a pack.
+        leaving: the trainer gets no more packs.
+        proven: the trainer has done a pack.
         since: when the trainer got its pack, or last showed life, by `time.monotonic`.
     """
 
@@ -507,7 +507,7 @@ class MachineCompatibility:
 
         Args:
             address: address of its node.
-            machine: its code, versions and device.
+            machine: code, versions and device of the node.
 
         Returns:
             Why it may not train; None if it may.

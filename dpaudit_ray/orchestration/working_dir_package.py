@@ -74,7 +74,7 @@ class Listing:
 
         Args:
             folder: the folder.
-            below: its listing.
+            below: listing of that folder.
         """
         self.sent |= below.sent
         self.withheld += below.withheld
@@ -111,7 +111,7 @@ class WorkingDirPackage:
         """Returns paths below the folder that are sent, sorted.
 
         Raises:
-            SpecError: they are too large, cannot be read, or have names that Ray cannot pack.
+            SpecError: the files are too large, cannot be read, or have names that Ray cannot pack.
         """
         sizes = self.listing.sent
         for path in sizes:

@@ -69,7 +69,7 @@ class FinishedTrials:
 
         Args:
             run: the run directory.
-            plan: its plan.
+            plan: plan of the sweep.
             index: number of the audit in the plan.
             failed: bounds of packs that failed, whether or not they were stored afterwards.
             end: the trials that were enough, None without a decision.
@@ -214,7 +214,7 @@ def remaining(
 
     Args:
         run: the run directory.
-        plan: its plan.
+        plan: plan of the sweep.
         enough: the trials that were enough, by index of each audit that `stop_when` has ended.
     """
     ends = enough or {}

@@ -21,7 +21,7 @@ def with_stored_trials(sweep: Sweep, run: RunDirectory, report: Report) -> Sweep
 
     Args:
         sweep: the sweep as configured.
-        run: its run directory, which need not exist.
+        run: run directory of the sweep, which need not exist.
         report: called with a line where trials stay, or a newer version wrote the directory.
     """
     plan = _complete_plan(sweep, run)
@@ -79,7 +79,7 @@ def preview(
 
     Args:
         sweep: the sweep as configured.
-        run: its run directory, which need not exist.
+        run: run directory of the sweep, which need not exist.
         report: called with a line if the run continues under other conditions.
 
     Raises:
@@ -128,7 +128,7 @@ def open_run(
 
     Args:
         sweep: the sweep.
-        run: its run directory, which may be empty.
+        run: run directory of the sweep, which may be empty.
         report: takes a line for the user.
     """
     plan = preview(sweep, run, report)

@@ -354,7 +354,7 @@ def to_run(
 
     Args:
         run: the run directory.
-        plan: its plan.
+        plan: plan of the sweep.
         enough: the trials that were enough, by index of each audit that `stop_when` has ended.
         left_out: packs that are not to be run.
     """
@@ -378,7 +378,7 @@ def complete(
 
     Args:
         run: the run directory.
-        plan: its plan, for the packs and parts.
+        plan: plan of the sweep, for the packs and parts.
         enough: the trials that were enough, by index of each audit that `stop_when` has ended.
     """
     if not run.complete or any(remaining(run, plan, enough)):

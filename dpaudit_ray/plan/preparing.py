@@ -81,7 +81,7 @@ def missing_parts(
 
     Args:
         run: the run directory.
-        plan: its plan.
+        plan: plan of the sweep.
         packs: packs that are still to be run.
     """
     waiting = [pack.audit for pack in packs]

@@ -24,7 +24,7 @@ def set_aside(
 
     Args:
         run: the run directory.
-        plan: its plan.
+        plan: plan of the sweep.
         report: called with a line for each of the first files, and one for the others.
 
     Returns:

@@ -119,7 +119,7 @@ def numbers(
     Args:
         run: the run.
         index: number of the audit.
-        answer: its verdict.
+        answer: verdict on the run.
     """
     audit, cell = run.pairs[index]
     quote = answer.quote

@@ -153,7 +153,7 @@ class Profile:
         Args:
             cell: the audit in the sweep.
             audit: the audit in the plan.
-            trials: its trials.
+            trials: trials of the audit.
         """
         scores = trials.with_errors()
         members = trials.members

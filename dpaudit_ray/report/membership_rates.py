@@ -52,7 +52,7 @@ class Reading:
         Args:
             run: the run.
             index: number of the audit.
-            trials: its trials, if they are already in memory.
+            trials: trials of the audit, if they are already in memory.
         """
         audit, cell = run.pairs[index]
         if trials is None:
@@ -122,7 +122,7 @@ def matrix(audit: PlannedAudit, trials: Trials) -> tuple[Scores, Members]:
 
     Args:
         audit: the audit.
-        trials: its trials.
+        trials: trials of the audit.
     """
     rows = max(len(trials.members) // audit.together, 1)
     trials = trials.part(slice(rows * audit.together))

@@ -53,7 +53,7 @@ def notebook_card(run: Run, answer: Answer, figure: bytes) -> str:
 
     Args:
         run: the run.
-        answer: its verdict in words.
+        answer: verdict on the run in words.
         figure: content of a PNG file.
     """
     quotes = [audit.quote for audit in answer.audits]

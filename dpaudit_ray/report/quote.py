@@ -22,7 +22,7 @@ class Quote:
 
     Attributes:
         label: the audit's label.
-        epsilon: the bound; None if there is none to quote.
+        epsilon: the bound; None if no bound is to be quoted.
         delta: δ of the bound.
         confidence: confidence of the bound.
         assumes: assumption of the bound, in the words of `Status.assumes`.

@@ -21,8 +21,8 @@ class RepeatedPack:
     """A pack that was trained again.
 
     Attributes:
-        audit: its audit.
-        pack: its trials.
+        audit: audit of the pack.
+        pack: trials of the pack.
         difference: the first difference of the new scores from the stored ones; "" without one.
     """
 
@@ -43,8 +43,8 @@ def repeated(
 
     Args:
         run: the run directory.
-        sweep: its sweep.
-        plan: its plan.
+        sweep: sweep of the run.
+        plan: plan of the sweep.
         share: between 0 and 1; at least one pack is trained.
     """
     packs = []  # number of the audit, and a range of one pack

@@ -560,8 +560,8 @@ def _reason(
     Args:
         run: the run.
         index: number of the audit.
-        audit: its verdict.
-        failures: its packs that have failed.
+        audit: verdict on the audit.
+        failures: failed packs of the audit.
     """
     if audit.verdict is Verdict.VIOLATION:
         return _why_refuted(run, index, audit)
@@ -608,7 +608,7 @@ def _why_refuted(run: Run, index: int, audit: AuditVerdict) -> str:
     Args:
         run: the run.
         index: number of the audit.
-        audit: its verdict.
+        audit: verdict on the audit.
     """
     claimed = run.sweep.cells[index].claimed()
     refuted = "the claim is refuted"
@@ -648,8 +648,8 @@ def _sentence(
 
     Args:
         run: the run.
-        verdict: its verdict.
-        audits: the answers on its audits.
+        verdict: verdict on the run.
+        audits: the answers on the run's audits.
         largest: the quote that stands for the run.
     """
     several = len(audits) > 1

@@ -156,7 +156,8 @@ class Correlation:
     """The most striking correlation of `pairs` pairs of noise vectors of one kind.
 
     Attributes:
-        kind: of two "steps", of two "tensors" of a step, or of "neighbours" in one tensor.
+        kind: whether vectors are of two "steps", of two "tensors" of a step, or are "neighbours"
+            in one tensor.
         between: the two steps or tensors, each by its number; for neighbours their tensor twice.
         numbers: length of each vector.
         value: the correlation, in [-1, 1].
@@ -513,8 +514,8 @@ class RunResult:
         processes: processes that the script started, and that are not watched.
         seeded: generators seeded with constants, as "torch.manual_seed(3)".
         noise_seeds: first seeds of the optimizers' own generators.
-        published: of a pinned run, names and digests of what is returned, saved or decided by.
-        chosen: of a pinned run, index of the record that is exchanged; None if none was chosen.
+        published: names and digests of values that a pinned run returns, saves or decides by.
+        chosen: index of the record that pinned runs exchange; None if no record was chosen.
         chosen_as: why that record was chosen, such as "the longest record".
         copies: records of the first batches that equal another record.
         lines: the script's line for each place that a finding names.

@@ -86,7 +86,7 @@ class Judgement:
         complete: a violation that the checks look for would have been found.
         enough: the inspected run showed so much that no trial is needed.
         sentence: states how strong the inspection was.
-        ratios: of noise to sensitivity, relative to what is accounted, with their steps from 1.
+        ratios: steps, from 1, each with its noise over sensitivity, relative to what is accounted.
     """
 
     layer: int = 0
@@ -166,7 +166,7 @@ class AuditedCode:
     Attributes:
         command: command of the shell, from the script's folder.
         seed: seed of all secret bits.
-        sources: SHA-256 of the script and of the modules beside it, by their paths.
+        sources: SHA-256 of the script and of the modules in its folder, by their paths.
         versions: versions of packages, by their names.
     """
 
@@ -188,7 +188,7 @@ class ScriptVerdict:
         runs: number of runs of the script.
         output: last lines that the script printed.
         sentence: how strong the inspection was.
-        ratios: of noise to sensitivity, relative to what is accounted, with their steps from 1.
+        ratios: steps, from 1, each with its noise over sensitivity, relative to what is accounted.
         unchecked: what this kind of audit does not check in this script.
         waited: seconds that the runs waited for a processor.
         code: identity of the script, for a certificate.

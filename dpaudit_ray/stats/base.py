@@ -142,7 +142,7 @@ def make(
         independent: whether each score is of another training run.
         canaries: successive scores of one training run, if not `independent`.
         log_odds: whether scores are log odds of the bit, by which some methods place thresholds.
-        options: of the method; a `family` too if it takes one.
+        options: options of the method, and a `family` if it takes one.
     """
     cls = _method_class(method)
     names = sorted(option_names(cls))
@@ -211,7 +211,7 @@ def estimate(
         members: bool [R], the secret bits; must be fair and independent coin flips. A share or
             an order that coins do not give is refused by the methods that it would mislead.
         delta: δ of the bound, in [0, 1); 0 for methods that assume no curve.
-        confidence: its level, in (0, 1).
+        confidence: level of the bound, in (0, 1).
         method: one of `estimators()`, or a class of your own.
         runs: [R], which training run each score came from; `several-canaries` takes run after run,
             with as many scores from each. If None, each score counts as another run, except for
@@ -462,7 +462,7 @@ def assumption_free(
         scores: float [R], as of `estimate`.
         members: bool [R], the secret bits.
         delta: δ of the bound, in [0, 1).
-        confidence: its level, in (0, 1).
+        confidence: level of the bound, in (0, 1).
         planned: declared number of trials; R if None.
         missed: bool [R], trials without an output; none if None.
     """

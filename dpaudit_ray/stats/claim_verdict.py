@@ -170,7 +170,7 @@ class BoundTest:
     Args:
         planned: declared number of trials.
         delta: δ at which the bound is compared with a claim.
-        log_odds: as of `DeclaredTest`.
+        log_odds: whether scores are log odds, as in `DeclaredTest`.
     """
 
     def __init__(self, planned: int, delta: float, log_odds: bool = False) -> None:

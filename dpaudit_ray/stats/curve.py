@@ -130,7 +130,7 @@ class Responses:
 
         Args:
             members: the secret bits, bool [n].
-            rng: of the draws.
+            rng: generator of the draws.
         """
         trials = len(members)
         probabilities = self.shares / self.shares.sum()

@@ -106,8 +106,8 @@ def _log_wealth(
     Args:
         values: outcomes in [0, 1], [n].
         share: largest bet, as a share of what would lose everything.
-        mean: of the outcomes as expected before each of them, [n].
-        variance: likewise.
+        mean: mean of each outcome, as expected before it, [n].
+        variance: variance of each outcome, as expected before it, [n].
         m: the mean that is bet against.
     """
     edge = mean - m

@@ -34,7 +34,7 @@ def clopper_pearson_upper(successes: ArrayLike, trials: ArrayLike, alpha: ArrayL
     Args:
         successes: 0 to `trials`; need not be whole numbers.
         trials: number of independent trials.
-        alpha: in (0, 1).
+        alpha: error probability, in (0, 1).
 
     Returns:
         A float, or an array of the arguments' common shape.
@@ -53,7 +53,7 @@ def clopper_pearson_lower(successes: ArrayLike, trials: ArrayLike, alpha: ArrayL
     Args:
         successes: 0 to `trials`; need not be whole numbers.
         trials: number of independent trials.
-        alpha: in (0, 1).
+        alpha: error probability, in (0, 1).
 
     Returns:
         A float, or an array of the arguments' common shape.
@@ -148,7 +148,7 @@ def last_refuted(
         excess: function of a number of at least 0.
         high: first number that is tried, and doubled while the excess is not below 0.
         most: largest number that is doubled; returned if the excess is not below 0 there.
-        tolerances: of `root`.
+        tolerances: tolerances for `root`.
     """
     if excess(0.0) < 0:
         return 0.0

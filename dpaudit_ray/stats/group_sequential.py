@@ -93,7 +93,7 @@ def spend(shares: ArrayLike, alpha: float, spending: str) -> Floats:
     """Returns the error that may be spent by each share of the trials, float64 [looks].
 
     Args:
-        shares: of the declared trials, in (0, 1].
+        shares: shares of the declared trials, in (0, 1].
         alpha: error at share 1.
         spending: `pocock` or `obrien-fleming`.
     """

@@ -61,8 +61,8 @@ class Growing:
         """Begins without trials.
 
         Args:
-            states: one for each declared number of trials, rising.
-            shares: of the error, for each of them.
+            states: an estimator for each declared number of trials, rising.
+            shares: share of the error for each estimator.
         """
         self._states = tuple(zip(states, shares, strict=True))
         self.trials = 0

@@ -102,7 +102,7 @@ def bounds_of_gram(
         clip_norm: C, above 0.
         noise_multiplier: σ, above 0.
         delta: δ of the bounds.
-        full_norms: as of `bounds`.
+        full_norms: the same as in `bounds`.
     """
     attacked_norms = np.sqrt(np.diag(gram))
     norms = attacked_norms
@@ -160,7 +160,7 @@ def clipped(norms: Floats, residuals: Floats, clip_norm: float) -> Floats:
     """Returns the coefficient of each record's derivatives in its clipped gradient.
 
     Args:
-        norms: of the derivatives, [N].
+        norms: norms of the derivatives, [N].
         residuals: coefficients without clipping, [..., N].
         clip_norm: C.
     """

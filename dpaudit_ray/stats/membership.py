@@ -115,8 +115,8 @@ class Membership:
         reached: the interval holds for both.
 
         Args:
-            fpr: in (0, 1), of all non-members of many training runs.
-            confidence: of the two-sided interval; that of the class if None.
+            fpr: false-positive rate among all non-members of many training runs, in (0, 1).
+            confidence: confidence of the two-sided interval; the class's confidence if None.
         """
         in_unit("fpr", fpr)
         if confidence is None:
@@ -261,7 +261,7 @@ class Membership:
 
         Args:
             value: the estimate.
-            hits: of each independent unit, such as a training run or a pair of them; float64 [n].
+            hits: hits of each independent unit, a training run or a pair of them; float64 [n].
             sizes: largest possible hits of each unit, float64 [n].
         """
         alpha = (1 - self.confidence) / 2
@@ -335,7 +335,7 @@ class _Population:
 
         Args:
             negated: minus that score.
-            side: as of `numpy.searchsorted`.
+            side: the argument of `numpy.searchsorted`.
         """
         return int(np.searchsorted(self.negated, negated, side))  # type: ignore[call-overload]
 
@@ -371,7 +371,7 @@ class _Population:
         It is `lower(hits, alpha) > rate`, without a search for the bound.
 
         Args:
-            hits: of each training run, float64 [runs].
+            hits: hits of each training run, float64 [runs].
             rate: the rate, in (0, 1).
             alpha: error of the bound.
         """
@@ -439,7 +439,7 @@ def sentence(
     Args:
         fpr: false-positive rate, in (0, 1).
         rate: the TPR there.
-        confidence: of the interval of `rate`.
+        confidence: confidence of the interval of `rate`.
         claim: trade-off function whose largest TPR is added; None for none.
     """
     low = math.floor(1000 * rate.low)

@@ -69,7 +69,7 @@ class RunAccuracies:
 
         Args:
             scores: float64 [runs · canaries].
-            members: the secret bits, likewise.
+            members: the secret bits, of the same shape.
             ran: whether they gave an output; without, they have the outcome 0.
         """
         starts = np.arange(0, len(scores), self.canaries)
@@ -101,7 +101,7 @@ class SeveralCanaries(ThroughCurve):
     """Judges training runs of several canaries, each with a random bit, by one outcome a run.
 
     Attributes:
-        canaries: their number in each run.
+        canaries: number of canaries in each run.
     """
 
     canaries: int = 1

@@ -89,7 +89,7 @@ class Canaries(Logged):
 
         Args:
             lower: bound by correct guesses, guesses, canaries, and confidence.
-            confidence: of the largest bound.
+            confidence: confidence of the largest bound.
         """
         scores, members = self._log.arrays()
         total = len(scores)
@@ -165,7 +165,7 @@ class OneRun(Canaries, Estimator):
 
         Args:
             delta: δ of the bound.
-            alpha: its error probability.
+            alpha: error probability of the bound.
         """
         masks, failed, trials = self._masks()
         if self.fixed:
@@ -221,8 +221,8 @@ def epsilon_lower(
         correct: number of correct guesses.
         guesses: number of guesses, made from the run's output alone.
         canaries: those with a random bit, guessed or not.
-        delta: in [0, 1].
-        confidence: in (0, 1).
+        delta: δ, in [0, 1].
+        confidence: confidence of the bound, in (0, 1).
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries, delta)
@@ -271,7 +271,7 @@ def p_value(
         guesses: number of guesses, made from the run's output alone.
         canaries: those with a random bit, guessed or not.
         epsilon: at least 0.
-        delta: in [0, 1].
+        delta: δ, in [0, 1].
     """
     check_counts(correct, guesses, canaries, delta)
     nonnegative("epsilon", epsilon)
@@ -291,7 +291,7 @@ def _largest_mean(correct: int, guesses: int, epsilon: float) -> float:
     Args:
         correct: v, number of correct guesses.
         guesses: r.
-        epsilon: of the rate of B.
+        epsilon: ε of the rate of B.
     """
     # log pmf at v - 1, then sums of log ratios pmf(k - 1) / pmf(k) = k / (r - k + 1) * e^-ε.
     wrong = guesses - correct + 1
@@ -329,8 +329,8 @@ def independent_epsilon_lower(
         correct: number of correct guesses.
         guesses: number of guesses; they may depend on outputs, but on no guessed bit.
         trials: training runs with a fair bit each that could have been guessed.
-        delta: in [0, 1].
-        confidence: in (0, 1).
+        delta: δ, in [0, 1].
+        confidence: confidence of the bound, in (0, 1).
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, trials, delta)

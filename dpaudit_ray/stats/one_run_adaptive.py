@@ -123,11 +123,11 @@ class Evidence:
     last ones, so sums over them are entries of sums from each canary to the last.
 
     Attributes:
-        log_odds: of c, rising, float64 [n].
+        log_odds: log odds of c, rising, float64 [n].
         gains_from: sums of log c for correct guesses and log(1 - c) for wrong ones, from each
             canary to the last, and a 0 at the end; float64 [n + 1].
-        correct_from: numbers of correct guesses, likewise.
-        wrong_from: numbers of wrong guesses, likewise.
+        correct_from: numbers of correct guesses, summed in the same way.
+        wrong_from: numbers of wrong guesses, summed in the same way.
         failed: number of trials without an output, which lose the largest stake.
     """
 
@@ -179,7 +179,7 @@ class Evidence:
 
         Args:
             canaries: m, those with a random bit.
-            delta: in [0, 1].
+            delta: δ, in [0, 1].
             alpha: error probability, in (0, 1).
         """
         refuted = self.log_wealth(GRID) >= refuting_log_wealth(canaries, delta, alpha)

@@ -41,7 +41,7 @@ def mu_lower(
         correct: number of correct guesses.
         guesses: number of guesses, made from the run's output alone.
         canaries: those with a random bit, guessed or not.
-        confidence: in (0, 1).
+        confidence: confidence of the bound, in (0, 1).
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries)

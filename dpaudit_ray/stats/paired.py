@@ -53,7 +53,7 @@ class PairOutcomes(RunAccuracies):
 
         Args:
             scores: float64 [pairs · trials of a pair].
-            members: the secret bits, likewise.
+            members: the secret bits, of the same shape.
             ran: whether they gave an output.
 
         Raises:

@@ -115,8 +115,8 @@ def largest_of_pairs(
     Args:
         scores: float64 [m]; those that are not finite are not guessed.
         members: the secret bits, bool [m].
-        delta: in [0, 1].
-        confidence: of the bound for each pair, in (0, 1).
+        delta: δ, in [0, 1].
+        confidence: confidence of the bound for each pair, in (0, 1).
     """
     finite = np.isfinite(scores)
     order = np.argsort(scores[finite], kind="stable")

@@ -23,8 +23,8 @@ def largest_certifiable(trials: int, delta: float, confidence: float) -> float:
 
     Args:
         trials: number of trials.
-        delta: in (0, 1).
-        confidence: in (0, 1).
+        delta: δ, in (0, 1).
+        confidence: confidence of the bound, in (0, 1).
     """
     check_level(delta, confidence)
     nonnegative("trials", trials)
@@ -39,10 +39,10 @@ def accuracy_power(
 
     Args:
         epsilon: the truth, at `delta`.
-        target: the bound to reach, likewise.
+        target: the bound to reach, at `delta`.
         trials: number of trials.
-        delta: in (0, 1).
-        confidence: of the bound, in (0, 1).
+        delta: δ, in (0, 1).
+        confidence: confidence of the bound, in (0, 1).
     """
     if trials == 0:
         return 0.0
@@ -70,8 +70,8 @@ def trials_needed(
         epsilon: the truth at `delta`, above 0.
         within: share of ε that the bound may lack, in (0, 1).
         power: probability with which the bound reaches that, in (0, 1).
-        delta: in (0, 1).
-        confidence: of the bound, in (0, 1).
+        delta: δ, in (0, 1).
+        confidence: confidence of the bound, in (0, 1).
 
     Raises:
         ValueError: An argument is invalid, or more than a billion trials are needed.
@@ -101,9 +101,9 @@ def likely_bound(
     Args:
         epsilon: the truth at `delta`, above 0.
         trials: number of trials.
-        power: in (0, 1).
-        delta: in (0, 1).
-        confidence: of the bound, in (0, 1).
+        power: probability of reaching the bound, in (0, 1).
+        delta: δ, in (0, 1).
+        confidence: confidence of the bound, in (0, 1).
     """
     check_level(delta, confidence)
     _check_plan(epsilon, 0.5, power)

@@ -24,8 +24,8 @@ class MuProfile:
     Attributes:
         fpr: the observed false-positive rate.
         mu: the observed z(1 - FPR) - z(FNR); infinite where a rate is 0 or 1.
-        lower: of the band that holds simultaneously at all points.
-        upper: of that band.
+        lower: lower ends of the band that holds simultaneously at all points.
+        upper: upper ends of the band.
     """
 
     fpr: Floats
@@ -50,8 +50,8 @@ def mu_profile(
     Args:
         scores: float [R], higher = more "in"; not finite if the run diverged.
         members: the secret bits, bool [R].
-        confidence: of the band, in (0, 1).
-        size: as of `upper_rates`.
+        confidence: confidence of the band, in (0, 1).
+        size: the same as in `upper_rates`.
     """
     in_unit("confidence", confidence)
     worlds = Worlds.observed(*checked(scores, members))

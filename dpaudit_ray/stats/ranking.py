@@ -242,8 +242,8 @@ def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
     """Returns mistakes per trial in each block, float64 [blocks].
 
     Args:
-        weights: of the group, for its blocks.
-        responses: of the claim.
+        weights: weights of the group, for its blocks.
+        responses: responses of the claim.
         surer: standard deviations by which the number of trials above each level exceeds the
             expected one. Then the block up to rank r has the answers that are expected up to a
             lower rank.
@@ -270,8 +270,8 @@ def _largest(
     """Bounds the log of the transform at each of `frequencies`, on any of these paths of levels.
 
     Args:
-        weights: of the group.
-        responses: of the claim.
+        weights: weights of the group.
+        responses: responses of the claim.
         frequencies: float64 [n].
         paths: deviations from the expected number of trials above each level.
     """

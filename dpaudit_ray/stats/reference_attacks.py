@@ -46,7 +46,7 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
 
     Args:
         logits: log(p / (1 - p)) of each record's label, float [training runs, records].
-        members: whether the training run had the record, by a fair coin each; bool likewise.
+        members: whether the training run had the record, by a fair coin each; bool, same shape.
         attack: `loss`, log p; `calibrated`, log p minus its mean without the record; `lira`, log
             N(s; in) - log N(s; out), or offline (s - μ) / σ of the models without, of which Φ is
             the paper's test; `rmia`, the share of records whose ratio p / p̄ is exceeded `gamma`
@@ -54,13 +54,13 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
             for one calibrating training run or few.
         online: whether there are models with the record; else `rmia` takes slope * p + 1 - slope
             for their mean, where p is the mean without.
-        variance: of `lira`: of each "record", or "global" for few models.
+        variance: variance for `lira`: of each "record", or "global" for few models.
         gamma: ratio of `rmia`, above 0.
-        slope: of `rmia` if not `online`.
-        features: of each record, for `quantile`: float [records, any number].
+        slope: slope for `rmia` if not `online`.
+        features: features of each record for `quantile`, float [records, any number].
         calibrating: number of training runs that calibrate, from the first on; half of them if
             None.
-        confidence: of the intervals.
+        confidence: confidence of the intervals.
 
     Returns:
         The attack's scores of the other training runs, with their bits.
@@ -119,7 +119,7 @@ def _calibrating_runs(
 
     Args:
         logits: [training runs, records].
-        members: of the same shape.
+        members: secret bits, of the same shape.
         calibrating: number of runs as passed; None for half of them.
     """
     if logits.ndim != 2 or members.shape != logits.shape:
@@ -156,7 +156,7 @@ class _Side:
         """Computes mean and spread of an attack's statistic of logits.
 
         Args:
-            logits: of the calibrating models, float [n, m].
+            logits: logits of the calibrating models, float [n, m].
             members: which of them had each record, bool [n, m].
             inside: whether the models with the record count, or those without.
             statistic: maps logits to the values that are calibrated.
@@ -240,9 +240,9 @@ def _lira(
     """Returns log ratios of normal densities with and without the record; offline, z-scores.
 
     Args:
-        logits: of one training run, float64 [m].
+        logits: logits of one training run, float64 [m].
         sides: statistics of models without each record; online also of those with it.
-        variance: of each "record", or "global".
+        variance: variance of each "record", or "global".
     """
     deviations = [side.deviation(variance) for side in sides]
     distances = []
@@ -264,10 +264,10 @@ def _rmia(
     """Returns, by record, the share of records whose ratio p / p̄ it exceeds `gamma` times.
 
     Args:
-        logits: of one training run, float64 [m].
+        logits: logits of one training run, float64 [m].
         sides: statistics of models without each record; online also of those with it.
         gamma: ratio that is exceeded.
-        slope: of the line that replaces models with the record offline.
+        slope: slope of the line that replaces models with the record offline.
     """
     without = sides[0].mean
     inside = slope * without + 1 - slope

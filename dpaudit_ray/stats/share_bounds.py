@@ -39,7 +39,7 @@ def evidence(hits: Floats, sizes: Floats, rate: float) -> float:
     Args:
         hits: float64 [units], each from 0 to its size.
         sizes: float64 [units].
-        rate: in (0, 1].
+        rate: mean share that the bets are against, in (0, 1].
     """
     if np.count_nonzero(sizes) < 2:
         return -math.inf  # one unit shows nothing of others
@@ -62,7 +62,7 @@ def betting_lower(hits: Floats, sizes: Floats, alpha: float) -> float:
     Args:
         hits: float64 [units], each from 0 to its size.
         sizes: float64 [units].
-        alpha: in (0, 1).
+        alpha: error probability, in (0, 1).
     """
 
     def excess(log_rate: float) -> float:
@@ -82,7 +82,7 @@ def binomial_lower(total: float, units: int, alpha: float) -> float:
     Args:
         total: sum of the units' shares, in [0, units], or its mean over pairings.
         units: number of independent units.
-        alpha: in (0, 1).
+        alpha: error probability, in (0, 1).
     """
 
     def excess(rate: float) -> float:
@@ -100,7 +100,7 @@ def binomial_p_value(total: float, units: int, rate: float) -> float:
     Args:
         total: sum of the units' shares, in [0, units].
         units: number of independent units.
-        rate: in (0, 1).
+        rate: largest mean share, in (0, 1).
     """
     if total <= units * rate:
         return 1.0
@@ -121,7 +121,7 @@ def _tail(counts: Floats, units: int, rate: float) -> Floats:
     Args:
         counts: whole numbers from -1 on, float64 [n].
         units: number of trials of B.
-        rate: their probability.
+        rate: probability of a success.
     """
     inner = np.clip(counts, 0, units - 1)
     tail = special.betainc(inner + 1, units - inner, rate)

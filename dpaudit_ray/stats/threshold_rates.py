@@ -34,9 +34,9 @@ class Worlds:
 
     Attributes:
         outside: scores without the canary; ±inf if `with_diverged_guessed`.
-        inside: scores with it, likewise.
+        inside: scores with the canary; ±inf if `with_diverged_guessed`.
         failed_outside: failed trials without the canary: errors at every threshold.
-        failed_inside: failed trials with it.
+        failed_inside: failed trials with the canary.
     """
 
     outside: Scores
@@ -230,7 +230,7 @@ def epsilon_of_rates(fpr: ArrayLike, fnr: ArrayLike, delta: float) -> Any:
     Args:
         fpr: false-positive rates, float [n]; no test is inverted if they are above 1/2.
         fnr: false-negative rates, float [n].
-        delta: in [0, 1).
+        delta: δ, in [0, 1).
     """
     a = as_floats(fpr)
     b = as_floats(fnr)

@@ -144,7 +144,7 @@ class Masks:
         """Guesses so many of the surest masked trials, by the bits revealed so far.
 
         Args:
-            guesses: their number; a negative one counts as 0.
+            guesses: number of guesses; a negative number counts as 0.
         """
         masked = self._groups.size - self._revealed
         surest = np.argsort(self._doubt, kind="stable")

@@ -92,7 +92,7 @@ def _array(
 
     Args:
         content: bytes of the numbers.
-        dtype_name: as NumPy spells the type.
+        dtype_name: name of the type, as NumPy spells it.
         shape: shape of the array.
 
     Raises:

@@ -202,7 +202,7 @@ def parse_cell(
         older: whether `gaussian` is the default accountant of all mechanisms, as it once was.
 
     Raises:
-        SpecError: with all mistakes.
+        SpecError: the sweep has mistakes, all of which the message lists.
     """
     mistakes = Mistakes()
     with mistakes.noted():

@@ -219,7 +219,7 @@ def _distinguishing(
 
     Args:
         parts: keys that change together.
-        rows: their values, a list for each point if there are several keys.
+        rows: values of the keys, a list for each point if there are several keys.
     """
     not_of_audit = [part for part in parts if not part.startswith("audit.")]
     if len(parts) == 1 or not not_of_audit:

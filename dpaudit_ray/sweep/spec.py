@@ -94,7 +94,7 @@ def load(
         overrides: values to be set, by dotted key.
 
     Raises:
-        SpecError: with all mistakes.
+        SpecError: the sweep has mistakes, all of which the message lists.
     """
     file = Path(path)
     raw = parse_yaml(read_text(file), str(path))
@@ -114,7 +114,7 @@ def from_raw(
         overrides: values to be set, by dotted key.
 
     Raises:
-        SpecError: with all mistakes.
+        SpecError: the sweep has mistakes, all of which the message lists.
     """
     tree = grid.plain(raw)
     mistakes = Mistakes()
@@ -180,7 +180,7 @@ def _cells(
         older: whether defaults are those of older versions.
 
     Raises:
-        SpecError: with all mistakes.
+        SpecError: the sweep has mistakes, all of which the message lists.
     """
     cells: list[Cell] = []
     mistakes = Mistakes()

@@ -85,7 +85,8 @@ def read_data(
     """Reads the data for a sweep file.
 
     Args:
-        name: of the data set; None: by the content of `path`, or `breast_cancer` without a path.
+        name: name of the data set. None stands for the class that fits the content of `path`, or
+            `breast_cancer` without a path.
         path: a file, or the folder that holds torchvision's; None for data that need none.
         folder: folder of the sweep file; a path below it is written relative to it.
 

@@ -155,7 +155,7 @@ class ConvPoolRule(Rule):
 
         Args:
             size: height and width of the images.
-            dtype: of images and parameters.
+            dtype: dtype of images and parameters.
             batch: number of samples of a model whose gradients are kept at once.
         """
         windows = math.prod(self.windows(size))
@@ -220,7 +220,7 @@ class ConvPoolRule(Rule):
 
         Args:
             theta: parameters [n, p].
-            images: as of `images`, for all models or for each.
+            images: the layer's images, for all models or for each.
             windows: rows and columns of windows, h and w.
 
         Returns:
@@ -345,7 +345,7 @@ class ConvPoolRule(Rule):
         """Returns sizes that backward loops are compiled for: of patches, and of pooling.
 
         Args:
-            dtype: of the parameters; a vector has more lanes of a smaller one.
+            dtype: dtype of the parameters; a vector has more lanes of a smaller dtype.
         """
         cut = self.patch_cuts[dtype]
         lanes = vector_code.lanes(dtype.itemsize, self.weight.shape[0])
@@ -362,8 +362,8 @@ class ConvPoolRule(Rule):
         """Writes sums of gradients into `out` [n, p].
 
         Args:
-            out: in the order of flat parameters.
-            sums: of weights, as `padded_rows`.
+            out: array for the sums, in the order of flat parameters.
+            sums: sums for the weights, in the form of `padded_rows`.
             biases: [n, o], or [n, 0] if the layer has none.
         """
         weight = self.weight.of(out).permute(0, 1, 3, 4, 2)
@@ -588,7 +588,7 @@ class ConvChain:
 
         Args:
             theta: parameters [n, p].
-            images: of the batch, for all models.
+            images: images of the batch, for all models.
             sizes: rows and columns of windows, by convolution.
         """
         stages: list[loops.Stage] = []  # the last one of the network first
@@ -635,7 +635,7 @@ class _Head:
         """Computes the outputs of all layers.
 
         Args:
-            rules: of the linear layers, in order.
+            rules: rules of the linear layers, in order.
             theta: parameters [n, p].
             features: output of the convolutions, [n, B, h, w, o], channels last.
         """

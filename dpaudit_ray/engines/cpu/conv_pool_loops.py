@@ -236,8 +236,8 @@ def scratch(
 
     Args:
         images: padded images [m, B, H, row].
-        marks: of the windows [n, B, h, w, o].
-        dtype: of gradients.
+        marks: marks of the windows [n, B, h, w, o].
+        dtype: dtype of gradients.
         steps: distances between positions and between windows.
     """
     image_row = images.shape[3]
@@ -502,7 +502,7 @@ def _list_positions(
     Args:
         bits: gradients by position [positions · o], as integers.
         positions: where each starts in an image.
-        listed: by output, to be written: starts, gradients, and their number.
+        listed: lists to be written, by output: starts, gradients, and their number.
     """
     outputs = len(listed[0])
     for o in range(outputs):
@@ -530,9 +530,9 @@ def _list_windows(
 
     Args:
         g: gradients by window [h · w · o].
-        marks: of the windows [h · w · o].
-        starts: in an image: of positions, of windows, and of a window's entries by mark.
-        listed: by output, to be written: starts, gradients, and their number.
+        marks: marks of the windows [h · w · o].
+        starts: starts in an image of positions, of windows, and of a window's entries by mark.
+        listed: lists to be written, by output: starts, gradients, and their number.
     """
     outputs = len(listed[0])
     _, windows, entries = starts
@@ -609,7 +609,7 @@ def stage_of(
 
     Args:
         images: [m, B, H, row].
-        marks: of the windows [n, B, h, w, o].
+        marks: marks of the windows [n, B, h, w, o].
         w: weights [n, o, height, padded row].
         biases: number of biases of each model.
         steps: distances between positions and between windows.
@@ -718,8 +718,8 @@ def _push_below(stage: Stage, model: int, g: Floats) -> None:
     """Writes the gradients of the stage's images, which are the output of the stage below, into g.
 
     Args:
-        stage: its `buffers` has the gradients by position.
-        model: its number.
+        stage: the stage, whose `buffers` has the gradients by position.
+        model: number of the model.
         g: to be written, without the zeros around the image.
     """
     row = stage.images.shape[3]
@@ -743,9 +743,9 @@ def _add_at(
 
     Args:
         stage: the convolution, whose buffers have the gradients.
-        model: its number.
+        model: number of the model.
         few: number of samples.
-        factors: of each sample, [_SAMPLES].
+        factors: factors of each sample, [_SAMPLES].
     """
     formed, biases = stage.gradients
     sums = stage.sums[model].reshape(-1)

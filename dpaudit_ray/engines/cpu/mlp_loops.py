@@ -108,7 +108,7 @@ def _forward(
     Args:
         theta: parameters [n, p].
         x: examples [d, B].
-        widths: of the input and of every layer's output [L + 1].
+        widths: widths of the input and of every layer's output [L + 1].
         starts: where weights and biases begin [L, 2]; -1 for none.
         acts: [n, Σ widths[1:], B], to be written.
     """

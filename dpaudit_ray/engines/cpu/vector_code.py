@@ -93,7 +93,7 @@ class _Emitter:
 
         Args:
             context: numba's code generator for this machine.
-            builder: of LLVM instructions.
+            builder: builder of LLVM instructions.
             signature: types of the three tuples.
             args: values of the three tuples.
         """

@@ -181,7 +181,7 @@ def find_loops(
 
     Args:
         module: the user's module.
-        packed: its converted copy.
+        packed: converted copy of the module.
         slots: where each parameter lies in a model's flat parameters, by name.
 
     Returns:

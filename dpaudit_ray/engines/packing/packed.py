@@ -346,7 +346,7 @@ def _key(
     Args:
         module: the user's module.
         x: examples of a batch.
-        y: their targets.
+        y: targets of the examples.
         options: further parts of the key.
 
     Returns:

@@ -93,7 +93,7 @@ class Samplewise:
         Args:
             theta: parameters [n, p].
             x: examples [B, ...].
-            y: their targets [B].
+            y: targets of the examples [B].
         """
         if self.mapped:
             with _mappable(self.module):
@@ -114,7 +114,7 @@ class Samplewise:
         Args:
             row: parameters of one model [p].
             x: examples [B, ...].
-            y: their targets [B].
+            y: targets of the examples [B].
         """
         fast = replace(self, mapped=1)
         try:
@@ -133,7 +133,7 @@ class Samplewise:
             out: float [p], to be written.
             parameters: parameters of the module, which have their values already.
             x: one example, or its views [1, K, ...].
-            y: its class or number [1].
+            y: class or number of the example [1].
         """
         if self.views:  # the views of one example are a batch, of one class
             x = x[0]
@@ -159,7 +159,7 @@ class Samplewise:
         Args:
             row: parameters [p].
             x: examples [B, ...].
-            y: their targets [B].
+            y: targets of the examples [B].
         """
         values = parameters_of(self.module, row)
         by_example = vmap(grad(self.example_loss), in_dims=(None, 0, 0))

@@ -129,7 +129,7 @@ def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -
 
     Args:
         values: values of any shape.
-        expected: of the same shape.
+        expected: expected values, of the same shape.
         least_scale: divides the difference instead, if all entries are smaller.
     """
     if values.shape != expected.shape:

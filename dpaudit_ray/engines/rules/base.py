@@ -172,7 +172,7 @@ class Rule(ABC):
 
         Args:
             layer: the user's layer.
-            slots: of its parameters, by their names in the layer, such as "weight".
+            slots: slots of the layer's parameters, by their names there, such as "weight".
         """
         self.weight = slots["weight"]
         self.bias = slots.get("bias")

@@ -207,7 +207,7 @@ class Conv2dRule(Rule):
             x: input [N, c, h, w].
             g: gradient of the output [N, o, h', w'].
             of_x: whether to return the gradient of x; else that of `weight`.
-            groups: of channels.
+            groups: number of groups of channels.
         """
         no_bias, transposed, output_padding = None, False, (0, 0)
         gradients = torch.ops.aten.convolution_backward(
@@ -290,7 +290,7 @@ class _Unformed(SampleGradients):
 
     Attributes:
         rule: rule of the layer.
-        inputs: of each model [B, c, h, w].
+        inputs: inputs of each model [B, c, h, w].
         g: gradients of the outputs [n, B, o, T].
     """
 

@@ -30,8 +30,8 @@ def should_form_gradients(
     If they are kept, the clipped sum is a mere reduction.
 
     Args:
-        samples: of a model, B.
-        positions: of a sample, T.
+        samples: number of samples of a model, B.
+        positions: number of positions of a sample, T.
         inputs: numbers at each position, D.
         outputs: gradients of outputs at each position, O.
     """

@@ -294,7 +294,7 @@ class AffineRule(Rule):
         Channels come before positions, [n, 1, c, 1, ...]; entries of a LayerNorm after them.
 
         Args:
-            slot: of scale or bias.
+            slot: slot of the scale or the bias.
             theta: parameters [n, p].
             dimensions: number of the activations' dimensions.
         """

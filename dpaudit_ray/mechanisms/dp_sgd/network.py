@@ -67,9 +67,9 @@ def network(
 
     Args:
         model: option of the sweep file.
-        shape: of an example.
+        shape: shape of an example.
         classes: number of classes; 0 for regression.
-        seed: of the parameters.
+        seed: seed of the parameters.
     """
     with seeded(seed):
         module = model.build(shape, classes)
@@ -118,9 +118,9 @@ def check_loss(name: str, outputs: Tensor, y: Tensor) -> None:
     """Raises SpecError unless each example has a loss that depends on no other example.
 
     Args:
-        name: of the loss, as in sweep files.
-        outputs: of the model on some examples, float [N, c].
-        y: their targets [N].
+        name: name of the loss, as in sweep files.
+        outputs: outputs of the model on some examples, float [N, c].
+        y: targets of the examples [N].
     """
     count, width = outputs.shape
     if name == "mse" and width != 1:

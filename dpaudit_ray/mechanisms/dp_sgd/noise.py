@@ -102,7 +102,7 @@ class Correlated(Noise):
         user-defined C with negative entries, their absolute values give an upper bound.
 
         Args:
-            steps: of the training.
+            steps: number of steps of the training.
             horizon: last step that is released.
             separation: b; the offset is the worst one.
         """

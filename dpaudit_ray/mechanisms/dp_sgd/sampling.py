@@ -73,7 +73,7 @@ class Sampler(Plugin):
 
         Args:
             sizes: N and |B|.
-            shape: of what is yielded: [n] trials, or [n, m] of m canaries in each.
+            shape: shape of the yielded arrays: [n] trials, or [n, m] with m canaries in each.
             rng: source of the coins.
         """
         while True:

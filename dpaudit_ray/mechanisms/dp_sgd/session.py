@@ -377,7 +377,7 @@ class DpSgdSession(ResumableSession):
         Args:
             training: the public part of the training.
             adversary: who crafts.
-            seed: of the adversary's choices.
+            seed: seed of the adversary's choices.
         """
         rng = np.random.default_rng(seed)
         start = adversary.begin(PublicView(training), rng)
@@ -468,13 +468,13 @@ class DpSgdSession(ResumableSession):
         """Trains a pack again, up to the step at which a model of it is not finite any more.
 
         Args:
-            inside: as of `DpSgdTraining.run`.
+            inside: the same as in `DpSgdTraining.run`.
             seed: seed of the pack.
             model: row of the model.
-            steps: of the training.
+            steps: number of steps of the training.
 
         Returns:
-            That step, and what is not finite there.
+            The step, and what is not finite there, in words.
         """
         inserted = self._copied_canary()
         path = self.training.run(inside, seed, inserted, self.adversary.period)
@@ -500,8 +500,8 @@ class DpSgdSession(ResumableSession):
 
         Args:
             theta: models at a recorded step, float [n, p].
-            observer: of all steps so far; None if only final models are observed.
-            bits: of each model, [n], or [n, m] for m canaries.
+            observer: observer of all steps so far; None if only final models are observed.
+            bits: secret bits of each model, [n], or [n, m] for m canaries.
         """
         if observer is None:
             initial = self.training.initial.clone()
@@ -547,7 +547,7 @@ class FrozenSession:
         Args:
             training: the public part of the training.
             adversary: who crafts and labels.
-            seed: of the adversary's choices.
+            seed: seed of the adversary's choices.
         """
         canary = adversary.craft(PublicView(training), np.random.default_rng(seed))
         training.check_claim(canary)

@@ -303,7 +303,7 @@ class PackedSteps:
         Args:
             theta: parameters, float [n, p], changed in place.
             x: the batch, [B, ...], or [B, K, ...] of K views; B may be 0.
-            y: its targets [B].
+            y: targets of the batch [B].
             inserted: a canary that joins some of the models' sums.
 
         Returns:
@@ -476,10 +476,10 @@ class OpacusSteps:
         """Takes the step of one model; returns its noisy sum, float [p].
 
         Args:
-            model: its number, a row of `theta`.
+            model: number of the model, a row of `theta`.
             theta: parameters, float [n, p]; the row is changed in place.
             x: the batch, [B, ...].
-            y: its targets [B].
+            y: targets of the batch [B].
             inserted: a canary that joins some of the models' sums.
         """
         x = x.clone()  # a module may change its input in place
@@ -515,7 +515,7 @@ class OpacusSteps:
 
         Args:
             x: examples of the part, [B, ...].
-            y: their targets [B].
+            y: targets of the examples [B].
         """
         self._optimizer.zero_grad()
         with torch.enable_grad(), warnings.catch_warnings():

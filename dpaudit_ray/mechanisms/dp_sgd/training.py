@@ -56,7 +56,7 @@ def draw_views(
     Args:
         x: images [B, C, H, W].
         count: views of each.
-        seed: of all views of a training.
+        seed: seed of all views of a training.
         step: number of the step.
 
     Returns:
@@ -92,7 +92,7 @@ def divide(
     Args:
         recipe: has the shares, or other data to measure models on.
         data: all records.
-        seed: of the sweep.
+        seed: seed of the sweep.
 
     Returns:
         Records to train on, held-out ones, and reserved ones; None without any.

@@ -313,7 +313,7 @@ class GroupedModel:
         Args:
             theta: models, float [n, p], with all coordinates.
             x: features of B units, [B, records, ...].
-            y: their labels [B, records].
+            y: labels of the records [B, records].
             clip_norm: C, or infinity.
             weights: factor of each unit in each model, [n, B]; None for 1.
         """

@@ -108,7 +108,7 @@ def _neighbours(
     Args:
         records: the user's table, float64 [n] or [n, columns]; but for the last pair, it is the
             first table of each.
-        units: as of `TablePairs`: ways in which neighbours may differ.
+        units: ways in which neighbours may differ, as in `TablePairs`.
     """
     low = np.nanmin(records, axis=0, keepdims=True)
     high = np.nanmax(records, axis=0, keepdims=True)

@@ -11,7 +11,7 @@ from ..protocol import AccountedStep, History, Report
 from .loaders import ReleaseKey
 
 Counts = collections.Counter[tuple[int, float, float]]  # counts of steps, by accountant, σ and q
-_SECONDS = 5.0  # time after which no further δ is asked of an accountant
+_SECONDS = 5.0  # time after which an accountant computes ε at no further δ
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Accountants:
         of_engines: the accountant of each engine that made a network private.
         all: all accountants of the script, whether an engine has them or not.
         accounted: noise and rate of each release, as far as it was accounted.
-        reports: accountants that the script asked, and the ε that it got from each.
+        reports: accountants that the script called, each with the ε that it returned.
         answers: ε by a digest of the question, for later runs.
         loaded: histories that were loaded from checkpoints, by identity of the accountant.
     """

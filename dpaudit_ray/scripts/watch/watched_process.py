@@ -125,7 +125,7 @@ def _versions() -> dict[str, str]:
 
 
 def _delta(state: WatchedRun, option: float | None) -> float:
-    """Returns δ of the claim: as stated, else as the script last asked for ε or for noise.
+    """Returns δ of the claim: as stated, else of the script's last call for ε or for noise.
 
     Raises:
         SpecError: an inspected run has no δ.
