@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Defaults of options.
-_PARAMETERS = 64  # that are marked
+_PARAMETERS = 64  # number of parameters that are marked
 _STEPS = 10  # simulated, to choose parameters by
 
 

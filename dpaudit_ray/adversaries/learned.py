@@ -35,12 +35,12 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     },
     "LogisticRegression": {"max_iter": 300},
 }
-_HELD_OUT = 3  # one of three own runs compares the models
+_HELD_OUT = 3  # one in three of the own runs compares the models
 _NUMBERS = 100  # numbers of guesses that are tried
 _LEVEL = 1e-3  # error of the bound for each number
 _FEW_RUNS = 8  # runs of a cell, on average, from which counts are estimates
 _REACH = 10.0  # robust deviations beyond which a column is clipped
-CLOSER = 16  # of 16 runs, the surest run is learned from again
+CLOSER = 16  # the surest in 16 runs is learned from again
 CLOSER_RUNS = 50_000  # number of the surest runs
 _DRAWN_AT_ONCE = 200_000  # runs of which the surest are kept
 _LEAST = 1e-12  # probability; those nearer to 0 or 1 get the log odds of this one

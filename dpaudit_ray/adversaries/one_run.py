@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.random import Generator
     from torch import Tensor
 
-_MOST_NUMBERS = 1 << 30  # of all random directions together: 4 GiB
+_MOST_NUMBERS = 1 << 30  # numbers of all random directions together: 4 GiB
 
 
 class OneRun(Adversary):
@@ -223,7 +223,8 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         x, y = x[indices], y[indices]
         if self.which == "mislabelled":
             shifts = rng.integers(1, public.classes, len(y))
-            shifts = shifts.reshape(-1, *[1] * (y.dim() - 1))  # one for all records of a user
+            # All records of a user have the same shift.
+            shifts = shifts.reshape(-1, *[1] * (y.dim() - 1))
             y = (y + torch.from_numpy(shifts).to(y)) % public.classes
         return SampleCanary(x, y)
 

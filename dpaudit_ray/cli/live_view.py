@@ -30,7 +30,7 @@ from .terminal import ALARM, duration, marked, plural, speed
 
 PLAIN_SECONDS = 5.0  # between two lines of a log
 _REFRESH_SECONDS = 0.25
-_WRITE_SECONDS = 1.0  # for which a thread waits for its line before it ends the process
+_WRITE_SECONDS = 1.0  # time that a thread waits for its line before it ends the process
 _STATES = ("running", "abandoned", "waiting", "done")  # the order of audits in the picture
 
 

@@ -12,7 +12,7 @@ import torch
 # Bytes of a step, in addition to its pack's parameters: half of a GPU of 16 GB. It is no more on
 # larger ones, since more models at once would change bits, and would hardly be faster.
 _BUDGET = 8 << 30
-_share = 1.0  # of a GPU, which this process may use
+_share = 1.0  # share of a GPU that this process may use
 
 
 def device(gpu: bool) -> torch.device:

@@ -70,7 +70,7 @@ class GpuNoise:
         """Begins the stream of a seed of 128 bits."""
         # Philox 4x32: a key and a counter of 128 bits, whose upper half differs by stream.
         self._key = seed % 2**64
-        self._upper = seed >> 64  # of the counter
+        self._upper = seed >> 64  # upper half of the counter
         self._device = device
         self._next_block = 0
 
@@ -207,10 +207,10 @@ COEFFICIENTS = Path(__file__).with_name("normals.npy")
 OCTAVES = 63
 PARTS = 8
 DEGREE = 5
-UNIT = 2.0**-28  # of the fixed-point result: 600 times finer than float32 is at 1
+UNIT = 2.0**-28  # unit of the fixed-point result: 600 times finer than float32 is at 1
 _ARGUMENT_BITS = 31
-_HALF = 1 << (_ARGUMENT_BITS - 1)  # for rounding to nearest
-_MANTISSA_BITS = 52  # of float64
+_HALF = 1 << (_ARGUMENT_BITS - 1)  # added for rounding to nearest
+_MANTISSA_BITS = 52  # bits of a float64's mantissa
 _EXPONENT_BIAS = 1023
 
 

@@ -53,7 +53,8 @@ def main() -> None:
             _serve(settings, guardian)
         finally:
             os._exit(1)
-    os.close(settings["connection"])  # else the server would not notice that the asker closes it
+    # Else the server would not notice that the caller closes the connection.
+    os.close(settings["connection"])
     os.waitpid(server, 0)
     _end_descendants()
     shutil.rmtree(settings["folder"], ignore_errors=True)  # if the server was killed
@@ -167,7 +168,7 @@ def _children(pid: int) -> list[int]:
         with suppress(ImportError):  # the environment of a script may have no psutil
             import psutil
 
-            with suppress(psutil.Error):  # it ended meanwhile
+            with suppress(psutil.Error):  # the process ended meanwhile
                 return [process.pid for process in psutil.Process(pid).children()]
         return []
     children = list[int]()
@@ -203,7 +204,8 @@ def _run_child(
     os.dup2(output, 2)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)  # so a process that is killed has written all
+            # So that a killed process has written all lines.
+            stream.reconfigure(line_buffering=True)
     faulthandler.enable()
     module, _, name = request["target"].partition(":")
     pid = os.getpid()

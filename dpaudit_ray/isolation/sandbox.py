@@ -25,7 +25,7 @@ from ..errors import ClusterError
 _HEAD = 2**12
 _TAIL = 2**14
 _CHECK_SECONDS = 0.2  # between two checks of a call's limits
-_END_SECONDS = 5.0  # for which a server may live on after its connection is closed
+_END_SECONDS = 5.0  # time that a server may live on after its connection is closed
 
 Stop = Literal["hung", "memory"]
 

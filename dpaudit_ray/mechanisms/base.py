@@ -40,7 +40,7 @@ class Preparation:
     Audits share a preparation if their seeds, their files and the `identity` are equal.
     """
 
-    parts: int  # each can be done on any machine, in any order
+    parts: int  # number of parts, each of which any machine can do, in any order
     identity: Mapping[str, Any]  # options, as plain JSON
 
 
@@ -48,7 +48,7 @@ class Preparation:
 class PartSeeds:
     """Seeds of a part of a preparation."""
 
-    sweep: int  # of the sweep, as in `Mechanism.open`
+    sweep: int  # seed of the sweep, as in `Mechanism.open`
     part: int  # 128 bits, for this part only
 
 
@@ -56,8 +56,8 @@ class PartSeeds:
 class Missed:
     """A trial without a score."""
 
-    kind: str  # of failure
-    message: str  # one line
+    kind: str  # kind of failure
+    message: str  # message in one line
     output: str  # printed by the trial
 
 

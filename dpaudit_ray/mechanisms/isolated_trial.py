@@ -44,7 +44,7 @@ def _limit_torch(threads: int | None, gpu_share: float | None) -> None:
     """Limits torch as the trainer does: more threads may change last bits."""
     if threads is None:
         return
-    if "torch" not in sys.modules:  # then the training imports it, if any
+    if "torch" not in sys.modules:  # if anything imports torch, the training does
         os.environ["OMP_NUM_THREADS"] = str(threads)
         return
     torch = sys.modules["torch"]

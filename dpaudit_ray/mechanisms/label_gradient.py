@@ -257,7 +257,8 @@ class LabelGradient(Mechanism):
         closed = []
         complement = []
         target = Target(prepared[0])
-        squared_mu = np.zeros(target.arrays["records"].max() + 1)  # of all batches, by record
+        # Squared μ of all batches, by record.
+        squared_mu = np.zeros(target.arrays["records"].max() + 1)
         for step in range(1, target.steps + 1):
             release, _ = target.release(step - 1, cast(Label, adversary), self.noise)
             labels = release.bounds(delta)
@@ -397,11 +398,11 @@ class Shape:
         layers = self.layers(theta)
         records = np.asarray(x, dtype=float)
         inputs = [records.reshape(len(x), -1)]
-        sums = []  # of each layer, before its activation
+        sums = []  # sums of each layer, before its activation
         for weight, bias in layers:
             sums.append(inputs[-1] @ weight.T + bias)
             inputs.append(function(sums[-1]))
-        slopes = [np.ones_like(sums[-1])]  # of the logit by `sums`, last layer first
+        slopes = [np.ones_like(sums[-1])]  # slopes of the logit by `sums`, last layer first
         for index in reversed(range(1, len(layers))):
             weight, _ = layers[index]
             by_inputs = slopes[-1] @ weight

@@ -28,7 +28,7 @@ from .progress import Activity, Progress
 
 KEEP_UP_SECONDS = 1.0
 FLUSH_SECONDS = 5.0
-SHARE = 0.1  # of a core, for bounds: after a flush of 10 s come 90 s without one
+SHARE = 0.1  # share of a core for bounds: after a flush of 10 s come 90 s without one
 
 
 class Aggregation:

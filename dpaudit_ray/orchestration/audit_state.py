@@ -107,7 +107,7 @@ class AuditState:
         self._bounds = [live_bound(audit)] if cell.audit.delta else []
         if not claims.is_gaussian(cell, audit.accountant):
             self._bounds.append(live_bound(audit, curve="any"))
-        self._missed: dict[str, MissedTrials] = {}  # by the name of the exception
+        self._missed: dict[str, MissedTrials] = {}  # failed trials by the name of the exception
         self._not_in_estimates: list[ConsumedPack] = []  # folded since the last snapshot
         self._live_bound: Estimate | None = None  # kept until the next fold
         self.decided: int | None = None

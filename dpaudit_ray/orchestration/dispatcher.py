@@ -29,8 +29,8 @@ from .trainer import runs_of
 from .workers import Capacity, MachineCompatibility, Pool, Worker
 
 HANG_SECONDS = 0.5  # between two checks for trainers that hang
-START_SECONDS = 120.0  # that a new aggregator may take to import, while others do, too
-CLOSE_SECONDS = 10.0  # for the last answer of the aggregator
+START_SECONDS = 120.0  # time for the imports of a new aggregator, while other processes import, too
+CLOSE_SECONDS = 10.0  # time for the last answer of the aggregator
 QUIET_SECONDS = 10.0  # without an answer of the aggregator: longer than it takes to fold a pack
 
 

@@ -72,9 +72,9 @@ class Driver:
         self._in_flight = set[Pack]()
         self._recorded_failures = 0  # failures that the aggregator has on record
         self._pack_seconds: float | None = None  # duration of the last pack
-        self._training_since: float | None = None  # by `time.monotonic`
+        self._training_since: float | None = None  # a time of `time.monotonic`
         self._last_result: float | None = None  # Unix time
-        self._last_shown = -math.inf  # by `time.monotonic`
+        self._last_shown = -math.inf  # a time of `time.monotonic`
         self._core_hours = 0.0  # time that finished packs took on all cores
 
     def run(self) -> Summary:
@@ -214,7 +214,7 @@ class PackQueue:
             if not pack:
                 self._all_read = True
                 return None
-            if isinstance(pack, Part):  # it is skipped unless an audit still needs it
+            if isinstance(pack, Part):  # a part is skipped unless an audit still needs it
                 waiting = [audit for audit in pack.waiting if not self._is_over(audit)]
                 for audit in waiting:
                     self._awaited.setdefault(audit, set()).add(pack)

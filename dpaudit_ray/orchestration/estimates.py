@@ -48,13 +48,14 @@ class Estimates:
         self._cell = cell
         self._prepared = prepared
         self.known_rows: list[EstimateRow] | None = None  # computed since a pack was last folded
-        self._exact_bounds: dict[int, tuple[Estimate, ...]] | None = None  # by recorded step
+        self._exact_bounds: dict[int, tuple[Estimate, ...]] | None = None  # bounds by recorded step
         self._specs = self._declared_and_added()
         self._split_confidence = self._deciding_confidence(budget)
-        self._states = []  # at each recorded step, the state of each estimator
+        self._states = []  # states of all estimators, at each recorded step
         for step in audit.horizons:
             self._states.append([self._make_state(spec, step) for spec in self._specs])
-        self._curve_free_state = self._make_curve_free_state()  # at the last step, in addition
+        # An additional state at the last step.
+        self._curve_free_state = self._make_curve_free_state()
         self._states_to_feed = [_without_log_of_others(states) for states in self._states]
         if self._curve_free_state is not None:
             self._states_to_feed[-1] = _without_log_of_others(
@@ -66,7 +67,7 @@ class Estimates:
 
         The caller must fold packs in the order of their trials.
         """
-        self.known_rows = None  # they lack this pack
+        self.known_rows = None  # the known rows lack this pack
         for step_number, states in enumerate(self._states_to_feed):
             for state in states:
                 score_stream.feed(state, pack, column=step_number)

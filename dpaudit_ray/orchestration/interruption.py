@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import ClusterError
 from .progress import Tell, tell_nobody
 
-HEALTH_CHECK_SECONDS = 2.0  # from one check to the next, and limit for an answer
+HEALTH_CHECK_SECONDS = 2.0  # time between two checks, and limit for an answer
 GONE_SECONDS = 20.0  # without an answer, before the sweep is stopped
 LEAVE_SECONDS = 4.0  # the process has to stop by itself, before it is ended
 _HEALTH = "/grpc.health.v1.Health/Check"

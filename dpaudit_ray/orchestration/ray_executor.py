@@ -33,7 +33,7 @@ from .trainer import Brief
 from .workers import Capacity, ResourceRequest
 
 NAMESPACE = "dpaudit"
-ANSWER_SECONDS = 10.0  # that a head which is joined may take to answer
+ANSWER_SECONDS = 10.0  # time for an answer of a head that is joined
 SHUTDOWN_SECONDS = 10.0  # processes of a local cluster that stay longer end with this process
 _NODE_ID = "ray.io/node-id"  # the label that Ray gives every node
 

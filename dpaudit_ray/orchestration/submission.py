@@ -40,7 +40,7 @@ from .ray_errors import last_line, submitting_remedy
 from .working_dir_package import WorkingDirPackage
 
 STOP_MARGIN_SECONDS = 30  # after the grace period of running packs: for estimates and the lease
-CONNECT_SECONDS = 10.0  # that the dashboard may take to answer
+CONNECT_SECONDS = 10.0  # time for an answer of the dashboard
 POLL_SECONDS = 2.0  # between two reads of the log, which is sent whole each time
 PENDING_SECONDS = 20.0  # between two lines about a job that Ray has not started
 _OVER = ("SUCCEEDED", "FAILED", "STOPPED")
@@ -171,7 +171,7 @@ class JobsClient:
         except (RuntimeError, OSError) as error:
             raise NoClusterError(f"{self.address}: {_reason(error)}") from error
         modules = [cls.__module__ for cls in JobSubmissionClient.__mro__]
-        for name in (*modules, "ray._private.runtime_env"):  # these log each upload and connection
+        for name in (*modules, "ray._private.runtime_env"):  # loggers of each upload and connection
             logging.getLogger(name).setLevel(logging.WARNING)
 
     def stop_command(self, submission: str) -> str:

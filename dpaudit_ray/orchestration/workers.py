@@ -22,7 +22,7 @@ from .progress import Tell
 RESIZE_SECONDS = 2.0
 PATIENT_SECONDS = 30.0  # without any trainer, until the user is told again
 PENDING = 8  # trainers that may wait for nodes while few run on one
-ANSWER_SECONDS = 2.0  # that a node's daemon may take to answer
+ANSWER_SECONDS = 2.0  # time for an answer of a node's daemon
 FAULTS_PER_NODE = 2  # trainers of a node found at fault before it is left out
 MEMORY_KILLS = 2  # trainers of a node killed for its memory before it gets one trainer less
 LONE_MEMORY_KILLS = 3  # kills of a trainer that is alone on its node before that is left out

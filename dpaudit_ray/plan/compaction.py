@@ -17,7 +17,7 @@ from .finished_trials import FinishedTrials, PackRange
 from .model import PlannedAudit
 
 PACKS_PER_FILE = 256
-MOST_ROWS = 2**20  # of a file: 8 MiB of scores
+MOST_ROWS = 2**20  # rows of a file: 8 MiB of scores
 _FEWEST_IN_GROUP = 8  # packs; smaller groups stay in their files
 
 
@@ -28,7 +28,7 @@ class Compactor:
         self._run = run
         self._examined = [
             0
-        ] * audits  # by audit: number of packs that were compacted or need not be
+        ] * audits  # number of packs that were compacted or need not be, by audit
         self._refused = False
 
     def compact_finished(self, audits: Sequence[FinishedTrials]) -> None:

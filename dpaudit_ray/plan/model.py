@@ -50,7 +50,7 @@ class Pack:
 class Part(Pack):
     """Part number `first` of a preparation; `audit` is one of the audits that wait for it."""
 
-    waiting: tuple[int, ...]  # all audits that wait for the part
+    waiting: tuple[int, ...]  # indices of all audits that wait for the part
     preparation: str  # id of the preparation
 
     @property

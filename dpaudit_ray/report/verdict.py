@@ -124,7 +124,7 @@ class AuditVerdict(_Judged):
 class ExactVerdict(_Judged):
     """The verdict on one audit without trials: ε at δ is known at every recorded step."""
 
-    epsilon: float  # at `step`, as is `claim`; NaN while nothing is computed
+    epsilon: float  # the bound at `step`, as is `claim`; NaN while nothing is computed
     step: int  # the last step, or the step at which ε exceeds the claim most
 
 

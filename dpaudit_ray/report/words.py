@@ -139,7 +139,7 @@ def conditions(
         claimed = cell.claimed()
         for name in cell.audit.accountants:
             if imports.stays_unimported(name):
-                continue  # its module is not trusted
+                continue  # the accountant's module is not trusted
             remark = accounting.remark(claimed, name)
             if remark:
                 remarks.add(f"claim by {name}: {remark}")

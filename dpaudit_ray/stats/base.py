@@ -49,12 +49,14 @@ class Estimator(ABC):
     assumes: ClassVar[str] = ""  # the assumption under which ε is certified: "noise has a density"
     fair: ClassVar[bool] = True  # the secret bits must be fair; False: worlds are judged apart
     interim_valid: ClassVar[bool] = False  # the bound may be read at any time, and may stop a run
-    within_planned: ClassVar[bool] = False  # it is `interim_valid` up to the planned trials only
-    one_run: ClassVar[bool] = False  # it takes canaries of one training run, too
-    by_run: ClassVar[bool] = False  # it has one outcome for a training run of several canaries
-    by_pair: ClassVar[bool] = False  # it is `by_run`, for pairs of runs that share their noise
-    needs_independence: ClassVar[bool] = False  # it uses all trials at once: none may share a run
-    learns = True  # it guesses trials by the bits of earlier ones: then their order matters
+    # Bounds are `interim_valid` up to the planned trials only.
+    within_planned: ClassVar[bool] = False
+    one_run: ClassVar[bool] = False  # the method takes canaries of one training run, too
+    by_run: ClassVar[bool] = False  # a training run of several canaries has one outcome
+    by_pair: ClassVar[bool] = False  # as `by_run`, for pairs of runs that share their noise
+    # The method uses all trials at once: no two may share a run.
+    needs_independence: ClassVar[bool] = False
+    learns = True  # trials are guessed by the bits of earlier trials, so their order matters
 
     @classmethod
     def time_uniform(cls) -> bool:

@@ -43,7 +43,8 @@ from .error_rates import Counts, Floats, as_floats, last_refuted
 from .lower_bound import Estimate, Status
 from .trial_log import TrialLog
 
-OFFSETS = np.linspace(0.0, 3.3, 12)  # of thresholds from the classes' midpoint, in deviations
+# Distances of thresholds from the classes' midpoint, in deviations.
+OFFSETS = np.linspace(0.0, 3.3, 12)
 STAKES = np.array([0.02, 0.08, 0.2, 0.45, 0.75, 0.95])  # share of the stake lost by a wrong guess
 _FIRST_EPOCH = 32  # trials that only place the first thresholds
 _K = len(OFFSETS)
@@ -102,7 +103,7 @@ class Wagers:
 
     trials: int = 0
     epochs: list[Counts] = field(default_factory=list)
-    centre: float = math.nan  # of the thresholds; NaN until they are placed
+    centre: float = math.nan  # centre of the thresholds; NaN until they are placed
     spread: float = math.nan  # standard deviation of scores, the unit of OFFSETS
     _epoch_end: int = _FIRST_EPOCH  # number of trials
     _origin: float = math.nan  # the first finite score: sums of differences from it round less
@@ -285,7 +286,7 @@ class Portfolio:
         factors = np.where(WINS, right[..., None], otherwise)
         self.factors = factors.reshape(-1, OUTCOMES)
         self.constant = _constant_stakes(curve)
-        self._log_factors: dict[int, Floats] = {}  # by epoch, [_CAUTIONS, OUTCOMES]
+        self._log_factors: dict[int, Floats] = {}  # log factors by epoch, [_CAUTIONS, OUTCOMES]
 
     def log_wealth(self, epochs: list[Counts]) -> float:
         """Returns the natural logarithm of the wealth after these epochs, from a stake of 1.
@@ -314,7 +315,8 @@ class Portfolio:
         if not counts.any():
             return mixed
         for _ in range(_BETS):
-            slopes = self.factors @ (counts / mixed)  # of log wealth, by the share of each bet
+            # Slopes of log wealth, by the share of each bet.
+            slopes = self.factors @ (counts / mixed)
             best = self.factors[int(np.argmax(slopes))]
             difference = best - mixed
             low, high = 0.0, _LARGEST_SHARE

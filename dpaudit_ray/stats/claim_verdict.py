@@ -41,7 +41,7 @@ from .paired import PairOutcomes
 from .ranking import Costs, Weights, distribution, ranked_mistakes, two_means
 from .trial_log import Diverged, TrialLog
 
-EVIDENCE_SHARE = 0.3  # of the error, for the e-process of `ClaimTest`
+EVIDENCE_SHARE = 0.3  # share of the error for the e-process of `ClaimTest`
 # The grid of noise multipliers that are tried: up to 29 times the claimed one, or less.
 _RATIO = 1.02
 _STEPS = 170
@@ -50,7 +50,7 @@ _LOOK = 1.02  # ratio of trials between looks at the evidence
 _LOPSIDED = 1e-3  # p-value below which diverging counts as dependent on the bit
 LOOKS = 16  # more would find little earlier, and each costs a distribution
 _FEWEST = 8  # trials between two looks
-_SHARE = 0.7  # of the error, for the order of mistakes; the remainder is for diverged trials
+_SHARE = 0.7  # share of the error for the order of mistakes; the remainder is for diverged trials
 _SHAPE = 0.8  # boundary ~ share of the trials to the power of -0.8: nearly all is spent at the end
 _LESSONS = 8  # diverged trials, the first of an audit, that decide how later ones are guessed
 _MOST_FITTED = 200_000  # trials by which log odds are fitted to bits
@@ -268,7 +268,7 @@ class _Test(ABC):
 
     curve: Curve
     planned: int
-    evidence_share: ClassVar[float] = EVIDENCE_SHARE  # of the error, for the e-process
+    evidence_share: ClassVar[float] = EVIDENCE_SHARE  # share of the error for the e-process
     best: float = field(default=0.0, init=False)
     latest: float = field(default=0.0, init=False)
     due: int = field(default=0, init=False)  # trials at the next look
@@ -349,7 +349,7 @@ class ClaimTest(_Test):
     alternatives: Callable[[float], Curve] | None = None
     later: tuple[int, ...] = ()  # declared with `planned`: each has a `DeclaredTest`
     log_odds: bool = False  # whether scores are log odds of the bit
-    delta: float | None = None  # of a `BoundTest`, which has half of the declared tests' error
+    delta: float | None = None  # δ of a `BoundTest`, which has half of the declared tests' error
     # Trials and log e-value of each look that had more evidence than all before.
     _reached: list[tuple[int, float]] = field(default_factory=list, init=False)
 

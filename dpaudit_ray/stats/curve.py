@@ -16,7 +16,7 @@ from scipy.special import expit, ndtr
 from . import gdp
 from .error_rates import Floats, as_floats, nonnegative
 
-_POINTS = 40  # of a Gaussian claim; more changes no bound in its third digit
+_POINTS = 40  # points of a Gaussian claim; more points change no bound in its third digit
 _LARGEST = 700.0  # largest ε whose e^ε is finite; points beyond bound no trial
 # Beyond the last quantile of a grid, where trials are few but nearly sure.
 _TAIL = (2.0, 6.0, 30.0, 200.0)

@@ -211,7 +211,7 @@ def miss_probability(n: int, level: float) -> float:
 
     k = np.arange(n)
     above = as_floats(betaincinv(n - k, k + 1, level))  # 1 - u(k)
-    logs = as_floats(gammaln(np.arange(n + 1.0) + 1))  # of factorials
+    logs = as_floats(gammaln(np.arange(n + 1.0) + 1))  # logs of factorials
     tail = logs[n - k] - (n - k) * np.log(above)
     log_below = logs[n] - logs[k] - tail + xlogy(k, 1 - above)
     below = np.exp(log_below)

@@ -37,7 +37,7 @@ class GroupSequential(Guesses):
     nothing; `anytime` is for audits whose `trials` are raised after a look.
     """
 
-    looks: int = 50  # at equal shares of the trials
+    looks: int = 50  # looks at equal shares of the trials
     spending: Literal["obrien-fleming", "pocock"] = "obrien-fleming"  # of α over looks
     name = "group-sequential"
     status = Status.IF_GAUSSIAN

@@ -66,7 +66,7 @@ class Growing:
         """
         self._states = tuple(zip(states, shares, strict=True))
         self.trials = 0
-        self.interim_valid = states[0].interim_valid  # as of `Estimator`
+        self.interim_valid = states[0].interim_valid  # see `Estimator`
 
     @staticmethod
     def time_uniform() -> bool:

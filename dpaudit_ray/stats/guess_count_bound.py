@@ -38,10 +38,10 @@ class GuessCounter:
     guesses: int = 0
     hits: int = 0
     diverged: tuple[int, int] = (0, 0)  # (out, in)
-    _sums: tuple[float, float] = (0.0, 0.0)  # of finite scores, (out, in)
+    _sums: tuple[float, float] = (0.0, 0.0)  # sums of finite scores, (out, in)
     _counts: tuple[int, int] = (0, 0)  # finite scores, (out, in)
     _log: TrialLog = field(default_factory=TrialLog)  # up to `cut.LAST` trials
-    _cut: Cut | None = None  # in place of the midpoint
+    _cut: Cut | None = None  # replaces the midpoint as threshold
     _next_fit: int = cut.FIRST  # trials after which the cut is fitted again
 
     def fold(
@@ -160,7 +160,7 @@ class ThroughCurve(Estimator):
     `claimed` takes those of `family`, which the claimed mechanism has with more noise or less.
     """
 
-    curve: Literal["gaussian", "any", "claimed"] = "gaussian"  # by which a hit rate becomes ε
+    curve: Literal["gaussian", "any", "claimed"] = "gaussian"  # curve by which a hit rate becomes ε
     family: Family | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from scipy.special import digamma, log_ndtr, ndtr
 from . import gdp
 from .error_rates import Floats, as_floats
 
-_RANK_TOLERANCE = 1e-10  # of eigenvalues, relative to the largest
+_RANK_TOLERANCE = 1e-10  # tolerance of eigenvalues, relative to the largest
 
 
 @dataclass(frozen=True)

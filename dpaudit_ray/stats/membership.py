@@ -34,7 +34,7 @@ from .share_bounds import betting_lower, binomial_lower, evidence
 RATES = (0.1, 0.01, 0.001)  # FPRs that are reported if enough scores resolve them
 _FEWEST_ACCUSED = 10  # R scores resolve an FPR of 10 / R and more
 _BAND_RATES = 12  # FPRs of the ROC curve, which share the error of its band
-_QUANTILES = 1001  # of the scores: the best threshold is one of them
+_QUANTILES = 1001  # quantiles of the scores, one of which is the best threshold
 _FIT_EVERY = 4  # every fourth training run is for fitting a threshold, the others are judged by it
 _ANGLES = np.linspace(0, math.pi / 2, 4)  # ways in which FPR and TPR share their error
 

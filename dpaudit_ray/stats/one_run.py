@@ -45,10 +45,10 @@ from .trial_log import Logged
 from .unmasking import Judged, Masks, first_trials
 
 Lower = Callable[[int, int, int, float], float]  # a bound by guesses on one training run
-SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)  # of canaries that are guessed, if no number is fixed
+SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)  # shares of canaries that are guessed, if no number is fixed
 LARGEST = 200.0  # above any ε that a run could refute
-_PRECISION = 1e-10  # of bounds, relative above 1
-_REVEALED_SHARE = 0.05  # of the error probability, for the event that more than k bits are revealed
+_PRECISION = 1e-10  # precision of bounds, relative above 1
+_REVEALED_SHARE = 0.05  # share of the error for the event that more than k bits are revealed
 
 
 @dataclass
@@ -200,7 +200,7 @@ def hits_of(
     """
     finite = np.isfinite(scores)
     order = np.argsort(scores[finite], kind="stable")
-    bits = members[finite][order]  # by rising score
+    bits = members[finite][order]  # bits by rising score
     n = len(bits)
     # Wrong guesses on diverged canaries use up guesses of "in" first, then those of "out".
     wrong = min(len(scores) - n, positive + negative)

@@ -30,7 +30,7 @@ from .trial_log import Logged
 
 LARGEST = 20.0  # the largest log odds, and ε
 STEP = 1e-3  # from one ε that is tested to the next
-GRID = np.arange(0, LARGEST, STEP)  # of ε
+GRID = np.arange(0, LARGEST, STEP)  # grid of ε
 # Curves of the mixture have log odds that are linear in the normal quantile of a score: with these
 # slopes, 0 at these centres, or 0 on one side of these starts.
 _SLOPES = 0.1 * 2.0 ** np.arange(0, 8.5, 0.5)
@@ -55,7 +55,7 @@ class OneRunAdaptive(Logged, Estimator):
     one_run = True
     needs_independence = True
 
-    learns = True  # each canary is guessed by the bits of those before it
+    learns = True  # each canary is guessed by the bits of the canaries before it
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         """Bounds ε by bets on all canaries, at odds that earlier bits have taught."""
@@ -88,7 +88,8 @@ def predict(scores: Scores, members: Members) -> Floats:
     below = np.cumsum(counts) - counts / 2  # equal scores have one quantile, in their middle
     quantiles = ndtri(below[ranks] / n)
     signs = np.where(members[finite], 1.0, -1.0)
-    log_weights = np.zeros(_curves(np.zeros(1)).shape)  # of the curves, by the canaries so far
+    # Log weights of the curves, by the canaries so far.
+    log_weights = np.zeros(_curves(np.zeros(1)).shape)
     for first in range(0, n, _BLOCK):
         block = slice(first, first + _BLOCK)
         curves = _curves(quantiles[block])
@@ -166,7 +167,8 @@ class Evidence:
 
         It sums log(c / q) for correct guesses and log((1 - c) / (1 - q)) for wrong ones.
         """
-        first = np.searchsorted(self.log_odds, epsilon, side="right")  # of the canaries with c > q
+        # First of the canaries with c > q.
+        first = np.searchsorted(self.log_odds, epsilon, side="right")
         log_q = log_expit(epsilon)
         log_not_q = log_expit(-epsilon)  # log(1 - q)
         wealth = self.gains_from[first] - self.correct_from[first] * log_q

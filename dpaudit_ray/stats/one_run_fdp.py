@@ -24,9 +24,9 @@ from .error_rates import Floats, check_counts, in_unit, last_refuted, nonnegativ
 from .lower_bound import Estimate, Status
 from .one_run import Canaries, largest_refuted
 
-SHARE = 0.6  # of independent trials that are guessed
+SHARE = 0.6  # share of independent trials that are guessed
 _LARGEST_MU = 40.0  # above any μ that a run could refute
-_NODES = 128  # of the quadrature over order statistics
+_NODES = 128  # nodes of the quadrature over order statistics
 
 
 def mu_lower(
@@ -63,7 +63,7 @@ class OneRunFdp(Canaries, Estimator):
     name = "one-run-fdp"
     status = Status.IF_GAUSSIAN
     one_run = True
-    _lower = staticmethod(mu_lower)  # for canaries of one training run
+    _lower = staticmethod(mu_lower)  # lower bound for canaries of one training run
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         """Bounds μ by correct guesses, and converts it to the ε of a Gaussian mechanism."""

@@ -98,7 +98,7 @@ class _Ramp:
     """The ramp φ: it maps a score to [0, 1] by its ranks among earlier scores of both worlds."""
 
     inside: Floats  # earlier scores with the canary, sorted
-    outside: Floats  # those without, sorted
+    outside: Floats  # earlier scores without the canary, sorted
     diverged: float  # φ of a run that diverged
     sign: int = 1  # -1 if scores are lower with the canary
 
@@ -110,7 +110,8 @@ class _Ramp:
         """
         diverged = Diverged()
         diverged.fold(scores, members)
-        majority = np.sign(diverged.inside - diverged.outside)  # of diverged runs: 1 in, -1 out
+        # Majority of diverged runs: 1 in, -1 out.
+        majority = np.sign(diverged.inside - diverged.outside)
         finite = np.isfinite(scores)
         inside = np.sort(scores[finite & members])
         outside = np.sort(scores[finite & ~members])

@@ -59,7 +59,8 @@ def mu_profile(
         return MuProfile(*(np.empty(0) for _ in range(4)))
     thresholds = worlds.midpoints(MOST)[::-1]
     tail = (1 - confidence) / 4  # four one-sided bands: an upper and a lower one for either rate
-    rates, low, high = [], [], []  # of false positives and false negatives
+    # Rates of false positives and false negatives, and bounds on them.
+    rates, low, high = [], [], []
     for errors, n in zip(worlds.errors(thresholds), worlds.sizes, strict=True):
         upper = upper_rates(n, tail, size)
         rates.append(errors / n)

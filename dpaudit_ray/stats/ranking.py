@@ -35,10 +35,10 @@ from .lower_bound import Estimate, Status
 from .trial_log import LEARN, Diverged, Logged
 
 Complex = NDArray[np.complex128]
-ROUNDING = 1e-12  # of probabilities: no level below it is ever reached
+ROUNDING = 1e-12  # rounding error of probabilities: no level below it is ever reached
 _BLOCKS = 32  # ranks of equal weight: finer ones change no power by a tenth of a percent
 _TYPICAL_COST = 6
-_LARGEST_COST = 24  # of the surest mistake
+_LARGEST_COST = 24  # cost of the surest mistake
 # Costs are up to 8 times finer if the number of mistakes has a standard deviation below 16.
 _FEW_MISTAKES = 16
 _MOST_FINER = 8.0
@@ -50,14 +50,14 @@ _NEGLIGIBLE = -31.0  # log of the largest value of a frequency that is skipped: 
 # `_linear` is used from so many trials of a group and levels of a claim on.
 _LARGE = 128
 _FINE = 16
-_ADDED = 0.9  # of the mean that trials between ranks and levels add: the rest is kept as a margin
+_ADDED = 0.9  # share of the mean added by trials between ranks and levels; the rest is a margin
 _FAULT = 1e-9  # a probability below minus this shows that `_linear` failed
 _LOOK = 1.25  # ratio of trials between updates of `Rank`, each of which costs a distribution
 # The grid of μ that `Rank` tries ends at 13.5.
 _SMALLEST = 0.005
 _RATIO = 1.02
 _STEPS = 400
-_PARTS = (1.0, 0.75, 0.5, 0.25)  # of the interpolated step between two μ, tried in turn
+_PARTS = (1.0, 0.75, 0.5, 0.25)  # parts of the interpolated step between two μ, tried in turn
 
 
 def ranked_mistakes(
@@ -121,7 +121,8 @@ class Weights:
         if spread == 0:  # answers are all pure chance, or all certain
             costs = np.ones(len(odds), dtype=np.int64)
             return cls(edges, costs)
-        deviation = math.sqrt(size * variance)  # of the number of mistakes, about
+        # Standard deviation of the number of mistakes, about.
+        deviation = math.sqrt(size * variance)
         finer = max(1.0, min(_MOST_FINER, _FEW_MISTAKES / deviation))
         typical = _TYPICAL_COST * finer  # cost of a typical mistake
         unit = math.sqrt(spread / variance) / typical
@@ -208,7 +209,7 @@ def _costs(weights: Weights, responses: Responses) -> Costs:
     """
     sizes = np.diff(weights.edges)
     costs = weights.costs
-    expected_mistakes = sizes * _rates(weights, responses, 0.0)  # of each block
+    expected_mistakes = sizes * _rates(weights, responses, 0.0)  # expected mistakes of each block
     mean = float(expected_mistakes @ costs)
     half_width = _FAR * math.sqrt(float(expected_mistakes @ costs**2)) + _FAR
     first = max(0, math.floor(mean - half_width))
@@ -251,7 +252,7 @@ def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
     size = weights.edges[-1]
     ends, errors = responses.cumulated(responses.mistakes)
     edges = weights.edges / size  # shares of the group
-    deviations = np.sqrt(edges * (1 - edges) / size)  # of a binomial share
+    deviations = np.sqrt(edges * (1 - edges) / size)  # standard deviations of a binomial share
     edges = np.maximum.accumulate(edges - surer * deviations)
     edges = edges * ends[-1]
     mistakes = np.diff(np.interp(edges, ends, errors))
@@ -536,7 +537,7 @@ def mu_lower(mistakes: Members, alpha: float) -> float:
             high = middle
     excess = _excess_at(low, mistakes, alpha)
     next_excess = _excess_at(high, mistakes, alpha)
-    share = 0.0  # of the way from `low` to `high`
+    share = 0.0  # share of the way from `low` to `high`
     if high < _STEPS and next_excess < excess:
         share = excess / (excess - next_excess)
     # Down to 2e-8 of μ: matrix products on another number of threads have other last bits.

@@ -25,7 +25,7 @@ from .membership import Membership
 
 Attack = Literal["loss", "calibrated", "lira", "rmia", "quantile"]
 Variance = Literal["record", "global"]
-_ITERATIONS = 30  # of the fit of a normal distribution by features
+_ITERATIONS = 30  # iterations of the fit of a normal distribution by features
 _BLOCK = 2**21  # logits that are calibrated on together: 16 MiB
 
 

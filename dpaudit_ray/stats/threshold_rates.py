@@ -23,7 +23,7 @@ from .trial_log import LEARN, Logged, with_diverged_guessed
 
 # Maps upper bounds on false-positive and false-negative rates [n] to bounds on ε or μ [n].
 Gain = Callable[[Rates, Rates], Rates]
-SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # of the trials: they choose a threshold
+SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # shares of the trials that choose a threshold
 _MOST_BLOCKS = 1024  # blocks of thresholds in the first round of a search
 _PARTS = 8  # into which a block is divided for the next round
 
@@ -110,7 +110,7 @@ class EpsDelta(Logged, Estimator):
     """
 
     threshold: Literal["past", "holdout", "fixed"] = "past"  # how it is chosen
-    value: float = math.nan  # of the threshold, if `fixed`
+    value: float = math.nan  # value of the threshold, if `fixed`
 
     name = "eps-delta"
     status = Status.CERTIFIED

@@ -30,10 +30,10 @@ from .error_rates import Counts, Floats
 FIRST_SHARE = 0.05
 FIRST_TRIALS = 10
 _PART = 15  # at most a fifteenth of the masked trials is revealed between two choices
-_EXPONENTS = np.linspace(0, 1, 64)  # of the numbers of guesses that are compared
+_EXPONENTS = np.linspace(0, 1, 64)  # exponents of the numbers of guesses that are compared
 GROUPS = 256  # groups of neighbouring scores: enough to place a threshold, few enough to be fast
 _SMALLEST_GROUP = 64  # scores of the groups at either end, which are halved down to these
-_END_SHARE = 0.1  # of the scores, at either end of which another rate may replace that of ramps
+_END_SHARE = 0.1  # share of the scores at either end where another rate may replace a ramp's
 _CONTRADICTION = 5.0  # nats by which a separate rate of an end must fit its revealed bits better
 _END_RATES = 4  # separate rates at most, one inside the other, at either end
 _KNOTS = (-9.0, -0.7, 0.7, 9.0)  # normal scores at which ramps end; beyond ±9 is nowhere
@@ -52,7 +52,7 @@ _FAVOUR = np.log([1.0, 1.0, 1.0, 4.0, 1.0, 1.0, 0.3, 0.6, 4.0])[:, None]
 # look alike mirrored. Otherwise the luck of early trials makes one of two equal sides look surer.
 _LEVEL_SD = np.repeat([2.0, 0.05, 0.5], [6, 2, 1])[:, None]  # the last is of log odds
 _LARGEST_ODDS = 20.0  # log odds beyond which scores count as these
-_RISE_SD = 8.0  # of the height of a ramp
+_RISE_SD = 8.0  # standard deviation of the height of a ramp
 _NEWTON_STEPS = 12
 _NEWTON_REACH = 4.0  # log odds that a step may change
 _CLOSE = 5e-2  # log odds: the fit need not be finer

@@ -28,7 +28,8 @@ from .files import WriteGuard
 
 T = TypeVar("T")
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=5)
-_REQUEST_TIMEOUT = datetime.timedelta(seconds=30)  # for small requests: outages are noticed soon
+# Limit for small requests, so that outages are noticed soon.
+_REQUEST_TIMEOUT = datetime.timedelta(seconds=30)
 # A conditional upload is one request, whatever its size: multipart uploads take no condition.
 _LARGE = 2**23  # bytes from which a request may take longer
 _LARGE_TIMEOUT = datetime.timedelta(hours=1)  # 1 GiB at 300 kB/s
@@ -49,7 +50,7 @@ def _options(timeout: datetime.timedelta) -> dict[str, Any]:
 _SCHEMES = ("s3", "gs", "az")
 _PAGE = 1000  # objects in a page of a list
 _LAST = "sweep.yaml"  # every run has it, and it sorts behind all folders that are listed
-_ATTEMPTS = 10  # to write an object that other processes write at the same time
+_ATTEMPTS = 10  # attempts to write an object that other processes write at the same time
 
 
 class _ReplacedError(OSError):

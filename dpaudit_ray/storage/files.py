@@ -22,7 +22,8 @@ from . import strangers
 # Returns a context for the moment in which a file becomes visible or is removed. Entering it raises
 # an error if that is not allowed.
 WriteGuard = Callable[[], AbstractContextManager[None]]
-LOCK_SECONDS = 10.0  # for which a lock is requested again: others hold it for a read and a rename
+# Time in which a lock is requested again: others hold it for a read and a rename.
+LOCK_SECONDS = 10.0
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # loops are links that lead to each other
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF}

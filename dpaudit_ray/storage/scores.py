@@ -19,7 +19,8 @@ from .place import Place, numbers
 Bounds = tuple[int, int]  # first and last trial of a pack, or of a file
 
 RERUN = "run the sweep again: it is set aside and its trials are run again"
-ROW_BYTES = 2**11  # of a row in memory; a reason of 300 characters may take 1,800 when printed
+# Bytes of a row in memory; a reason of 300 characters may take 1,800 when printed.
+ROW_BYTES = 2**11
 _MOST_STEPS = 10_000  # recorded steps of an audit
 SCORE_SCHEMA = pa.schema(
     {

@@ -17,7 +17,7 @@ SECTIONS = ("mechanism", "adversary", "audit")  # parts of a cell, which a grid 
 MAX_AUDITS = 10_000  # a sweep may have
 LABEL_SEPARATOR = ", "  # between the parts of a label
 _LOCATIONS = ("path", "root")
-_PART = re.compile(r"(?s)(?:([^ =]+)=)?(.*)")  # of a label: `loss period=5` has no key
+_PART = re.compile(r"(?s)(?:([^ =]+)=)?(.*)")  # part of a label: `loss period=5` has no key
 
 
 def plain(raw: Mapping[str, Any]) -> dict[str, Any]:

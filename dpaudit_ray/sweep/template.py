@@ -38,7 +38,7 @@ SAMPLINGS = {
 class DataEntry:
     """A data set for a sweep file."""
 
-    options: dict[str, Any]  # as a sweep file has them
+    options: dict[str, Any]  # options as a sweep file has them
     content: Dataset
     notes: Sequence[str] = ()  # lines about options that were guessed
 

@@ -27,7 +27,7 @@ from . import conv_pool_loops as loops
 from . import vector_code
 from .vector_code import Static, static_sizes
 
-SPARE_REGISTERS = 2  # for the factors of a product; the sums stay in the others
+SPARE_REGISTERS = 2  # registers for the factors of a product; the sums stay in the other registers
 _SPARE_NUMBERS = 16  # behind the last: as many as the longest vector has, 64 bytes of float32
 _DTYPES = torch.float32, torch.float64
 _LARGEST_WINDOW = 3  # rows or columns: every entry of a window costs a pass
@@ -52,8 +52,8 @@ class PatchCut:
     """The division of a layer's patches into vectors, for the backward pass in one dtype."""
 
     lanes: int  # numbers of a vector
-    vectors_per_row: int  # of a patch; the last one may reach beyond the row
-    rows: int  # of a patch, computed together: a divisor of its height
+    vectors_per_row: int  # vectors in a row of a patch; the last one may reach beyond the row
+    rows: int  # rows of a patch that are computed together: a divisor of its height
 
     @property
     def padded_length(self) -> int:
@@ -541,7 +541,7 @@ class ConvChain:
         for rule, size in zip(self.convolutions, self._sizes(x)[1:], strict=True):
             pooled += rule.weight.shape[0] * math.prod(size)
         outputs = pooled + sum(rule.weight.shape[0] for rule in self.linear)
-        mark_bytes = pooled  # one of each window
+        mark_bytes = pooled  # a mark of one byte for each window
         return len(x) * (outputs * x.itemsize + mark_bytes)
 
     def clipped_sums(
@@ -661,7 +661,8 @@ class _Head:
         It sets `squares` and `features_gradient`, and keeps what `write` sums up.
         """
         outputs = self._activations.pop()
-        g = output_gradients(outputs.mT, y, loss).mT  # of the layer's outputs, [n, B, outputs]
+        # Gradients of the layer's outputs, [n, B, outputs].
+        g = output_gradients(outputs.mT, y, loss).mT
         self.squares = g.new_zeros(g.shape[:2])
         self._samples: list[SampleGradients] = []
         for i in reversed(range(len(self._rules))):

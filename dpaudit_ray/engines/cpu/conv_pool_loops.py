@@ -22,7 +22,7 @@ from .vector_code import DEAD, Static, compiled, convolve, gather, inlined, pool
 Floats = NDArray[np.floating]
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.integer]
-Winners = tuple[Floats, Bytes]  # of windows [n, B, h, w, o]: values or gradients, and marks
+Winners = tuple[Floats, Bytes]  # values or gradients of windows [n, B, h, w, o], and marks
 Listed = tuple[Integers, Floats, Integers]  # by output: starts in an image, gradients, their number
 
 _LINE = 64  # bytes of a cache line
@@ -191,7 +191,7 @@ def _pool(
     n, _, rows, columns, outputs = out.shape
     x_columns, channels = convolved.shape[1:]
     lanes = len(static[0])
-    models = n // sets  # that share the image
+    models = n // sets  # number of models that share the image
     first_model = image_set * models
     arrays = (convolved, floor, line_out, line_marks)
     for i in range(rows):
@@ -217,7 +217,7 @@ class Scratch(NamedTuple):
 
     g: Floats  # gradients by window
     grid: Floats  # gradients by position [rows, columns, o]
-    marks: Bytes  # by window
+    marks: Bytes  # mark of each window
     listed: Listed
     # Where in an image the positions, the windows, and the entries of a window start.
     starts: tuple[Integers, Integers, Integers]
@@ -255,7 +255,7 @@ def scratch(
     window_steps = (steps.down * steps.window_down, steps.across * steps.window_across)
     position_starts = _starts((rows, columns), image_row, steps)
     window_starts = _starts(window_shape, image_row, window_steps)
-    entry_starts = np.zeros(DEAD + 1, dtype=np.int32)  # by mark: where a window's entries begin
+    entry_starts = np.zeros(DEAD + 1, dtype=np.int32)  # where a window's entries begin, by mark
     entry_starts[: steps.tall * steps.wide] = _starts((steps.tall, steps.wide), image_row, steps)
 
     listed_starts = np.empty((outputs, rows * columns + 1), dtype=np.int32)
@@ -388,7 +388,8 @@ def _spread_windows(
     """
     rows, columns, outputs = windows
     gradients = buffers.grid.reshape(-1)
-    gradients[:] = 0  # of all at once: by three axes it takes as long as all that follows
+    # All at once, as a loop over three axes would take as long as all that follows.
+    gradients[:] = 0
     grid_row = buffers.grid.shape[1] * outputs
     arrays = (g, buffers.marks, buffers.grid)
     for i in range(rows):
@@ -576,7 +577,7 @@ def _sum_of_squares(values: Floats) -> Any:
 
 # Backward through all convolutions of a network, to their clipped sums ----------------------------
 
-_SAMPLES = 8  # at a time: per-sample gradients of `cnn4`, 36 KiB each, stay in a core's cache
+_SAMPLES = 8  # samples at a time: their gradients of `cnn4`, 36 KiB each, stay in a core's cache
 
 
 class Stage(NamedTuple):
@@ -585,10 +586,10 @@ class Stage(NamedTuple):
     images: Floats  # [m, B, H, row]
     marks: Bytes  # [n, B, h, w, o]
     w: Floats  # [n, o, height, padded row], zeros behind a row of `width`
-    sums: Floats  # of clipped gradients, as w
+    sums: Floats  # sums of clipped gradients, in the form of w
     biases: Floats  # sums of clipped gradients [n, o], or [n, 0]
     buffers: Scratch
-    gradients: tuple[Floats, Floats]  # by sample: of w, of biases
+    gradients: tuple[Floats, Floats]  # gradients of w and of biases, by sample
     image_buffers: tuple[Floats, Integers]
     width: int
     edge: tuple[int, int]  # rows and numbers of zeros before an image

@@ -238,7 +238,7 @@ def convolve(emit: _Emitter) -> None:
         emit.store(builder.load(slot), target)
 
 
-DEAD = 255  # in place of the winner's number: ReLU let nothing through
+DEAD = 255  # stands for the winner's number if ReLU let nothing through
 
 
 @_vectorised

@@ -114,7 +114,7 @@ def converted(
         inner = {name.removeprefix(path): s for name, s in slots.items() if name.startswith(path)}
         return Attention(module, inner, passes)
     if isinstance(module, nn.TransformerEncoderLayer):
-        module.training = True  # in `eval()`, torch would compute it whole, without its layers
+        module.training = True  # in `eval()`, torch would compute the whole without its layers
     parameters = module.named_parameters(recurse=False)
     layer_slots = {name: slots[f"{path}{name}"] for name, p in parameters if p.requires_grad}
     if layer_slots and _rule_of(module) is not None:

@@ -33,7 +33,7 @@ _OF_THIS_PACKAGE = 8, 1
 # for each other's calls: on two, `cnn4` takes 2.5 ms with eight at a time, 2.7 with four and 3.5
 # one by one, `convnet` 3.1, 3.4 and 4.7. More share a first layer where the rest is no such loop.
 _LOOPS = 16, 8
-_KEPT_BYTES = 1 << 28  # what the passes of a group may keep on a CPU
+_KEPT_BYTES = 1 << 28  # memory that the passes of a group may keep on a CPU
 _FREE_SHARE = 0.4  # share of the free memory that a group's passes and gradients may take
 
 

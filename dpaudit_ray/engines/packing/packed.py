@@ -72,7 +72,7 @@ class PackedModel:
         self._way_chosen = False
         self._threaded = True  # whether models are divided among threads
         self._passes = Passes()
-        self._passes.by_loops = self.initial.device.type == "cpu"  # they need numba, a GPU does not
+        self._passes.by_loops = self.initial.device.type == "cpu"  # compiled loops are for a CPU
         self._loops: Loops | None = None  # loops for the whole network
         self._convolutions_in_loops = 0
         self._obstacle = find_obstacle(module)
@@ -162,7 +162,7 @@ class PackedModel:
         """Returns the output of models theta [n, p] on examples x [m, ...]: float [n, m, c]."""
         # Without labels, any class serves to choose a way of packing.
         self.choose_way(x, x.new_zeros(len(x), dtype=torch.long))
-        if self._alone is not None:  # it has an obstacle, or fails its self-check
+        if self._alone is not None:  # the network has an obstacle, or fails its self-check
             return self._alone.outputs(theta, x)
         outputs: list[Tensor] = []
 

@@ -76,7 +76,7 @@ class Passes:
         """Begins without a module, which is set once its layers are made."""
         self.bare: list[Bare] = []  # parameters without a rule
         self._leaves: list[Tensor] = []  # values of `bare`, one for every example, [n*B, ...]
-        self.records: list[Record] = []  # in the order of the backward pass
+        self.records: list[Record] = []  # records in the order of the backward pass
         self._applied: set[Rule] = set()  # rules that were applied in this pass: each may be once
         # Output and saved data of layers on the batch itself, which all groups share.
         self._shared: dict[Rule, tuple[Tensor, Any]] = {}
@@ -143,7 +143,7 @@ class Passes:
             at_once: number of models of a group.
         """
         gradients: list[tuple[slice, SampleGradients]] = []
-        shared: list[list[Record]] = []  # by group: records of layers on the batch itself
+        shared: list[list[Record]] = []  # records of layers on the batch itself, by group
         with self._pass(theta, step.x):
             for models in slices(len(theta), at_once):
                 records = self._forward_and_backward(models, step)
@@ -155,7 +155,7 @@ class Passes:
                     gradients.append((models, self._bare_gradients()))
                 shared.append([record for record in records if record.shared])
         batch = len(step.x)
-        for layer_records in zip(*shared, strict=True):  # one layer's records of all groups
+        for layer_records in zip(*shared, strict=True):  # records of a layer in all groups
             first = layer_records[0]
             parts = [by_model(record.g, len(record.g) // batch) for record in layer_records]
             samples = first.rule.samples_shared(theta, first.saved, parts, step.cache)
@@ -189,7 +189,8 @@ class Passes:
 
         def output(example: Tensor, anchor: Tensor, values: Sequence[Tensor]) -> Tensor:
             """Returns the output of one model on one example, [c]."""
-            self.anchor = anchor  # each `Layer` on the way takes it from here
+            # Each `Layer` that the pass goes through takes the anchor from here.
+            self.anchor = anchor
             for parameter, value in zip(self.bare, values, strict=True):
                 setattr(parameter.layer, parameter.name, value)
             row: Tensor = self.module(example.unsqueeze(0))
@@ -320,7 +321,7 @@ class Layer(nn.Module):
         super().__init__()
         self.rule = rule
         self.passes = passes
-        self.saved: Any = None  # from the forward pass, until autograd has taken it
+        self.saved: Any = None  # saved by the forward pass, until autograd has taken it
 
     @property
     def weight(self) -> Tensor:

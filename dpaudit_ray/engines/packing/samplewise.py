@@ -285,7 +285,8 @@ def in_dtype(
 ) -> Iterator[None]:
     """Casts copies of the module's tensors to `dtype`; restores all its attributes afterwards."""
     parameters = [(p, p.data) for p in module.parameters()]
-    attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []  # of each layer, and a copy
+    # Attributes of each layer, and a copy.
+    attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
     containers: list[tuple[Any, Any]] = []  # dictionaries and lists of layers, and a copy
     for layer in module.modules():
         attributes.append((vars(layer), dict(vars(layer))))

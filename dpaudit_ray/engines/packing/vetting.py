@@ -29,7 +29,7 @@ _PATIENCE = 60.0  # seconds that a child process may take for a few examples
 _FAR = 1e6  # an example so far from all others pulls any statistic of its batch
 # Errors that count as rounding: batches of other sizes may be summed in another order.
 _BOUND_IN_FLOAT64 = 1e-9
-_BOUND = 1e-4  # in float32, and of tokens
+_BOUND = 1e-4  # tolerance in float32, and for tokens
 _MIXES = (
     "gives an example another output when others in its batch change: DP-SGD cannot bound what one "
     "example changes; treat every example alone, with GroupNorm in place of statistics of the "

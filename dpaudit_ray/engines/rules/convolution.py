@@ -186,7 +186,7 @@ class Conv2dRule(Rule):
 
     def _patches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yields samples and their unfolded patches, at most `_PATCHES` numbers at a time."""
-        numbers = self._inputs * x[0, 0].numel()  # of a sample, at stride 1
+        numbers = self._inputs * x[0, 0].numel()  # numbers of a sample's patches, at stride 1
         size = max(1, _PATCHES // numbers)
         for start in range(0, len(x), size):
             rows = slice(start, start + size)

@@ -73,7 +73,7 @@ class LinearRule(Rule):
         n = len(theta)
         if x.dim() == 2:
             return _VectorProducts(self.weight, self.bias, n, x, g, shared=False)
-        positions = x[0, ..., 0].numel()  # of one sequence
+        positions = x[0, ..., 0].numel()  # number of positions of a sequence
         x = x.reshape(n, -1, positions, x.shape[-1])
         g = g.reshape(n, -1, positions, g.shape[-1])
         return outer_products(self.weight, self.bias, x, g)

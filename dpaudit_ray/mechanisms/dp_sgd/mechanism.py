@@ -162,7 +162,8 @@ class DpSgd(Recipe, Mechanism):
         adjacency = Adjacency.REPLACE if adversary.replaces else Adjacency.ADD_REMOVE
         if isinstance(self.noise, Correlated):
             sensitivity = self.noise.sensitivity(self.steps, horizon, adversary.period)
-            noise_ratio = self.noise.scale(self.steps) / sensitivity  # of z, in units of σ
+            # Standard deviation of z, in units of σ.
+            noise_ratio = self.noise.scale(self.steps) / sensitivity
             noise = self.multiplier * noise_ratio
             return Training(noise, 1, 1.0, adjacency, unit=self.unit.protects)
         releases = horizon // adversary.period

@@ -36,7 +36,7 @@ from .units import Group, Record, Unit
 from .updates import Constant, Optimizer, Schedule, Sgd
 
 _LARGEST = 1e6  # noise multiplier; more noise leaves nothing of a gradient
-_DIGITS = 6  # of a noise multiplier; versions of an accountant agree in more digits
+_DIGITS = 6  # digits of a noise multiplier; versions of an accountant agree in more digits
 _ITERATIONS = 50  # a few are enough, except for accountants that jump
 _EXAMPLES_TRIED = 64  # examples at least on which a model is checked
 _NoneIsInfinite = BeforeValidator(lambda raw: math.inf if raw is None else raw)
@@ -89,7 +89,8 @@ class Recipe(Strict):
     engine: Literal["packed", "opacus"] = "packed"  # `opacus`: model by model
     precision: Literal["float32", "tf32"] = "float32"  # of matrix products
     seed: NonNegativeInt = 0  # of θ_0 and of the others' batches
-    _noise: float | None = PrivateAttr(default=None)  # of `epsilon`, if computed elsewhere
+    # Noise multiplier for `epsilon`, if computed elsewhere.
+    _noise: float | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:

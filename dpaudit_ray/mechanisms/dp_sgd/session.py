@@ -47,7 +47,8 @@ from .updates import Constant
 
 _START = "start"  # name of θ_0 among stored arrays, if the adversary chooses it
 _MOST_NUMBERS = 1 << 24  # parameters of models that are computed at once: 64 MiB of float32
-_TOLERANCE = 1e-3  # of torch.func's gradient against autograd's, relative to its largest entry
+# Difference of torch.func's gradient from autograd's, relative to the largest entry.
+_TOLERANCE = 1e-3
 
 
 class PublicView:
@@ -410,7 +411,7 @@ class DpSgdSession(ResumableSession):
         if canaries > 1:
             bits = bits.view(-1, canaries)
         inside = bits  # whether each canary is in each model
-        if adversary.replaces:  # one canary of each pair is in: m for bit 1, then m for bit 0
+        if adversary.replaces:  # a canary of each pair is in: m for bit 1, then m for bit 0
             rows = bits.view(len(bits), -1)
             inside = torch.cat([rows, 1 - rows], dim=1)
         observer = adversary.observer(self.canary, PublicView(training), len(bits))

@@ -36,7 +36,7 @@ from .updates import Noisy, State
 
 Array = NDArray[Any]
 _LARGE = 1 << 16  # numbers; their noise takes half a millisecond, so another thread draws it
-_LARGEST = 1e15  # of the entries of a crafted example: sums of squares must not overflow
+_LARGEST = 1e15  # largest entry of a crafted example: sums of squares must not overflow
 _LARGEST_NORM = 1e30  # stands for no clipping, as Opacus multiplies the norm by a noise of 0
 _OPTIMIZER = "optimizer."  # prefix of an optimizer's moments among the names of a state
 _NOISE = "noise."  # prefix of what correlated noise remembers
@@ -111,9 +111,9 @@ class Insertion:
     """
 
     canary: Canary
-    inside: Tensor  # as in `Inserted`, before sampling
+    inside: Tensor  # membership as in `Inserted`, before sampling
     period: int
-    coins: Iterator[Coins]  # at every step, of the shape of `inside`
+    coins: Iterator[Coins]  # coins of every step, of the shape of `inside`
     clip_norm: float
     offset: int = 0
 
@@ -285,9 +285,9 @@ class PackedSteps:
         self._device = device
         self._generator = noise_source(seed, device)
         self._update: Tensor | None = None  # noisy sums [n, p], allocated by the first step
-        self._state: State = {}  # of the optimizer
-        self._earlier_noise: State = {}  # what correlated noise needs of earlier steps
-        self._deviation = recipe.deviation  # of the noise, over C
+        self._state: State = {}  # state of the optimizer
+        self._earlier_noise: State = {}  # noise of earlier steps that correlated noise needs
+        self._deviation = recipe.deviation  # standard deviation of the noise, over C
         self._steps_done = 0
 
     @torch_on_one_thread()
@@ -449,7 +449,8 @@ class OpacusSteps:
         )
         self._direction: Tensor | None = None  # gradient canary of the current model
         self._optimizer.attach_step_hook(self._add_direction)
-        self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))  # by model
+        # States of optimizers by model.
+        self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))
 
     def step(
         self,

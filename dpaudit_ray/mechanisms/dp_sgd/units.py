@@ -325,7 +325,8 @@ class GroupedModel:
             total += sent if weights is None else sent * weights[:, number, None]
         return total
 
-    viewed_sums = clipped_sums  # as `PackedModel` has it; options with views and groups are refused
+    # A method of `PackedModel`; options with views and groups are refused.
+    viewed_sums = clipped_sums
 
     def _parameters(self, theta: "Tensor") -> "Tensor":
         """Returns the parameters of the network, without further coordinates."""

@@ -20,7 +20,7 @@ from ...plugins import Count, Plugin
 if TYPE_CHECKING:
     from torch import Tensor, nn, optim
 
-State = dict[str, "Tensor"]  # what an optimizer remembers between steps, float [n, p] each
+State = dict[str, "Tensor"]  # values that an optimizer keeps between steps, float [n, p] each
 
 
 @dataclass(frozen=True)

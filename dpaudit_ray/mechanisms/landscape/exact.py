@@ -32,7 +32,7 @@ from .process import Floats, Process
 
 ORDER = 12  # nodes per panel
 REACH = 14.0  # standard deviations of noise that are covered: e^-98 lies outside
-MAX_ENTRIES = 40_000_000  # of the transition matrix: 1 GB while it is built
+MAX_ENTRIES = 40_000_000  # entries of the transition matrix: 1 GB while it is built
 
 RAREST = 1e-20  # error rate; rarer errors are ignored, as noise that far out is not covered
 _FLOOR = 1e-300
@@ -189,7 +189,7 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
     rows = np.arange(starts[-1], dtype=np.int32)
     offsets = first - starts[:-1]
     rows += np.repeat(offsets.astype(np.int32), counts)
-    values = nodes[rows]  # from here on in place: this is what bounds the memory
+    values = nodes[rows]  # changed in place from here on, which bounds the memory
     values -= np.repeat(centres, counts)
     values *= values
     values *= -0.5 / noise**2

@@ -17,7 +17,7 @@ from ..base import Horizons, Mechanism, Prepared, Session, StepCount, recorded_s
 from .process import FirstStep, Gradient, Process
 
 SMALLEST_NOISE = 0.25  # noise multiplier from which on the grid holds all densities that matter
-SMALLEST_WIDTH = 1e-6  # of a linear gradient: floats do not resolve steeper slopes
+SMALLEST_WIDTH = 1e-6  # width of a linear gradient: floats do not resolve steeper slopes
 
 
 def _width(value: Any) -> Any:

@@ -13,7 +13,7 @@ from ...stats.error_rates import Floats
 
 Pair = tuple[Any, Any]
 _FAR = 200  # beyond the domain of a column
-_LARGEST = 1e12  # of an extreme record: larger ones overflow in sums of squares
+_LARGEST = 1e12  # value of an extreme record: larger ones overflow in sums of squares
 
 
 class VectorPairs(Strict):

@@ -74,7 +74,7 @@ def fit_columns(figure: Figure, columns: int) -> None:
     scale = _INCHES[columns] / width
     height *= min(1.0, max(scale, _LEAST_SCALE))
     figure.set_size_inches(_INCHES[columns], height)
-    handles = {}  # by label: one legend above all panels has room for their words
+    handles = {}  # handles by label: one legend above all panels has room for their words
     for axes in figure.axes:
         by_label = zip(*axes.get_legend_handles_labels(), strict=True)
         handles.update({label: handle for handle, label in by_label})

@@ -16,7 +16,7 @@ from ...errors import plain
 
 # Okabe and Ito's palette: colour-blind readers distinguish its colours, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-ALARM = "#C2255C"  # for a bound above its claim; always with a mark or a word
+ALARM = "#C2255C"  # colour of a bound above its claim; always with a mark or a word
 DASHES = ("-", "--", ":", "-.")  # distinguish more lines than there are colours
 CLAIM: Any = {
     "color": "black",

@@ -154,7 +154,7 @@ def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
         why = f"at {arrays['noise']} steps, noise was passed as arrays; "
         why += "pass a function that draws it"
         judgement.miss(why, name="noise given")
-    if arrays["numbers"] >= inspection.taken > 0:  # by chance a few steps have no number twice
+    if arrays["numbers"] >= inspection.taken > 0:  # a few steps may have no number twice by chance
         why = "records are numbers of rows, and another row may change with one; "
         why += "pass the rows themselves, in records="
         judgement.miss(why, name="records by number")

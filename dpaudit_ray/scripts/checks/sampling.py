@@ -188,7 +188,8 @@ def _is_uneven(draws: Draws, rate: float, level: float) -> bool:
     is_lower = special.bdtr(total, n * count, rate) < level
     if draws.squares is None or mean < 1 or is_lower:
         return False
-    square = draws.squares - 2 * mean * total + n * mean**2  # its mean is n times the variance
+    # The mean of `square` is n times the variance.
+    square = draws.squares - 2 * mean * total + n * mean**2
     # The excess kurtosis of a binomial count: with it, mean² / variance of the sum is
     # n / (2 + kurtosis), which is the shape of the gamma law.
     kurtosis = (1 - 6 * rate * (1 - rate)) / variance
@@ -272,7 +273,8 @@ def delta_without_poisson(
         chances = [1 - below ** (group - 1) * record for record in below_with_record]
     else:
         chances = [1 - (1 - rate) * below - rate * record for record in below_with_record]
-    shares = (int(times * share) for share in (0.1, 0.2, 0.4, 0.7))  # some k that are tried
+    # Shares of the groups that are tried as k.
+    shares = (int(times * share) for share in (0.1, 0.2, 0.4, 0.7))
     best = 0.0
     for k in sorted({1, 2, 3, 5, *shares, times}):
         if 1 <= k <= times:

@@ -74,7 +74,8 @@ class LoaderWatch:
         @before(_BaseDataLoaderIter, "_reset")
         def reset(iterator: Any, *_: Any, **__: Any) -> None:
             """Forgets the iterator's pass before it begins another one."""
-            self._iterations.pop(iterator, None)  # with persistent workers it serves several passes
+            # With persistent workers an iterator serves several passes.
+            self._iterations.pop(iterator, None)
 
         @around(_BaseDataLoaderIter, "_next_index")
         def draw(original: Any, iterator: Any) -> Any:

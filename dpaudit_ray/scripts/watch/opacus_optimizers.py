@@ -243,7 +243,7 @@ class OptimizerWatch(StepWatch):
             self._add_part(self._passes())
             with self._stepping():  # `step` calls `pre_step`, which decides to skip the step
                 return call()
-        self.finish_pinned()  # of the step before
+        self.finish_pinned()  # that of the step before
         self._open_iteration = None  # this step completes the draw
         self.last_release = None
         self._call = call
@@ -407,7 +407,8 @@ class OptimizerWatch(StepWatch):
         optimizer = self.optimizer
         if optimizer.loss_reduction != "mean":
             return 1.0
-        with contextlib.suppress(AttributeError, IndexError, ValueError):  # if none are there
+        # The optimizer has no such attribute or number.
+        with contextlib.suppress(AttributeError, IndexError, ValueError):
             return 1 / float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
         return 1 / float(optimizer.expected_batch_size)
 

@@ -20,7 +20,7 @@ from .shared_records import PrivateRecords
 
 _INSPECTED_SHARE = 0.5  # first share of the run's time, in which every step is inspected
 _FREE_SECONDS = 2.0  # time of inspections that is always allowed
-_MOST_EXTENDED = 3.0  # times its seconds that a run may take on a busy machine
+_MOST_EXTENDED = 3.0  # times the requested seconds that a run may take on a busy machine
 
 
 class EnoughSeen(BaseException):

@@ -144,7 +144,8 @@ def _sources(script: Path) -> Iterator[tuple[str, str | bytes]]:
         if cell["cell_type"] == "code" and not _FOREIGN_CELL.match(source):
             name = f"{script}, cell {number}"
             source = _FOR_IPYTHON.sub(r"\1pass", source)
-            linecache.cache[name] = 0, None, source.splitlines(keepends=True), name  # for inspect
+            # So that `inspect` finds the source.
+            linecache.cache[name] = 0, None, source.splitlines(keepends=True), name
             yield name, source
 
 

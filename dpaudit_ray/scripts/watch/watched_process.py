@@ -79,7 +79,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     for watched in state.optimizers:
         watched.finish_pinned()
     returned_nothing = bool(name) and has_ended and returned is None
-    if returned is None:  # of a whole file, at least the networks count as published
+    if returned is None:  # at least the networks of a whole file count as published
         returned = [network.state_dict() for network in state.networks.modules]
     if state.request.pinned and not state.was_cut:
         publications.pin_publications(state, returned)
