@@ -203,7 +203,7 @@ class FinalModel(Protocol):
         """Loss of every final model on examples x [m, ...], y [m]: float [n, m]."""
 
     def gradients(self, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient of the summed loss of these examples under every final model, float [n, p]."""
+        """Gradient of the summed loss of some examples under every final model, float [n, p]."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ class Adversary(Plugin):
         return False
 
     def check_reserve(self, records: int) -> None:
-        """Raises SpecError if these are too few reserved records."""
+        """Raises SpecError if there are too few reserved records."""
 
     @property
     def canaries(self) -> int:

@@ -21,7 +21,7 @@ Strategy = Literal["noiseless-per-step", "noiseless-final", "noisy-per-step", "n
 
 
 class BiasedDimension(FinalModelAdversary[GradientCanary]):
-    """Biases a random dimension (A_GC-R) or the one that simulations change least (A_GC-S).
+    """Biases a random dimension (A_GC-R) or the dimension that simulations change least (A_GC-S).
 
     `count` canaries in every training run bias as many dimensions, each by a separate secret bit.
     """

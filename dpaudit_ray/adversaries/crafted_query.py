@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueriedSample(SampleCanary):
-    """An example to insert, and another one to score by: `query_x` [1, ...], `query_y` [1]."""
+    """An example to insert, and another example to score by: `query_x` [1, ...], `query_y` [1]."""
 
     query_x: Tensor
     query_y: Tensor

@@ -76,7 +76,7 @@ class Gradient(Watermarked):
     observe: Count | None = None  # simulated steps to choose by; 10
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
-        """Watches which parameters a simulated training moves least, and marks those."""
+        """Marks the parameters that a simulated training moves least."""
         import torch
 
         path = public.simulate(1, noisy=False, seed=int(rng.integers(2**63)))

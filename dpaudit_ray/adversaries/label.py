@@ -94,7 +94,7 @@ class Label(Adversary):
         return {"last": layers - 1, "second-last": layers - 2, "input": 0}[self.layer]
 
     def labels(self, coefficients: Floats) -> Labels:
-        """Returns labels [..., N] by the signs of coefficients; -1 if one is not determined.
+        """Returns labels [..., N] by the signs of coefficients; -1 if a label is not determined.
 
         A hidden neuron's coefficients have one more factor, whose sign is not known but the same in
         a batch: labels are inverted if they have the majority that `positives` excludes.

@@ -97,7 +97,7 @@ class Learned(OutputAdversary):
         cls,
         model: str,
     ) -> str:
-        """Returns the model. Raises ValueError unless it is one of the names."""
+        """Returns the model. Raises ValueError unless it is a known name."""
         if model not in ("auto", *_AUTO):
             names = classifiers()
             if model not in names:
@@ -270,7 +270,7 @@ def _surest_runs(
     most_drawn: int,
     rng: Generator,
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Draws runs until CLOSER_RUNS of them have log odds of at least `least`; returns only these.
+    """Draws runs until CLOSER_RUNS runs have log odds of at least `least`; returns only such runs.
 
     Args:
         draw: runs the mechanism.

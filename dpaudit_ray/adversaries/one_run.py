@@ -99,7 +99,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
             )
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
-        """Makes directions of norm C, [m, p], or [p] if there is one.
+        """Makes directions of norm C, [m, p], or [p] for a single canary.
 
         `dirac` directions are sparse, with one entry each. If canaries replace others, the second
         half are the opposites of the first.
@@ -209,7 +209,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
 
     @property
     def _records(self) -> int:
-        """The number of records that canaries take: two for each if one replaces another."""
+        """The number of records that canaries take: two for each if a canary replaces a record."""
         return 2 * self.count if self.replaces else self.count
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
@@ -229,7 +229,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         return SampleCanary(x, y)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the loss of each canary; of a pair, the second one's loss minus the first one's."""
+        """Minus the loss of each canary; for a pair, the second loss minus the first."""
         losses = observed.losses(canary.x, canary.y)
         second = losses[:, self.count :] if self.replaces else 0.0
         scores = second - losses[:, : self.count]

@@ -134,7 +134,7 @@ def _facts(numbers: Floats) -> Floats:
 
 
 def _flat(outputs: Outputs) -> _Flat:
-    """Flattens each output. Raises ValueError for one with too many numbers or of no known kind."""
+    """Flattens each output. Raises ValueError if it has too many numbers or no known kind."""
     if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "fiub":
         numbers = outputs.reshape(len(outputs), -1).astype(np.float64)
         _check_width(numbers.shape[1])

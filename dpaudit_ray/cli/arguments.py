@@ -55,7 +55,7 @@ def _trust(reads_run: bool) -> Callable[[typer.Context, str | None], str | None]
     """
 
     def enter(context: typer.Context, modules: str | None) -> str | None:
-        """Trusts these modules until the verb ends; returns them as its argument."""
+        """Trusts the modules until the verb ends; returns them as the verb's argument."""
         context.with_resource(imports.trusting(imports.Trust.parse(modules, reads=reads_run)))
         return modules
 

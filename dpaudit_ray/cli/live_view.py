@@ -145,7 +145,7 @@ def _totals(progress: Progress, more: str) -> Text:
 
 
 def _bound(audit: AuditProgress) -> str:
-    """Returns the bound so far as text, "!" in front if above the claim; a dash without one."""
+    """Returns the bound so far as text: with "!" if above the claim, a dash without a bound."""
     if audit.done == 0 or math.isnan(audit.epsilon_lower):
         return "–"
     return marked(epsilon_text(audit.epsilon_lower, digits=2), audit.above)
@@ -156,7 +156,7 @@ def _table(
     labels: list[str],
     indices: list[int],
 ) -> Table:
-    """Draws a line for each of these audits: trials, bound so far, δ, assumption and claim.
+    """Draws a line for each audit: trials, bound so far, δ, assumption and claim.
 
     Args:
         progress: snapshot of the sweep.

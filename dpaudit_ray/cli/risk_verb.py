@@ -71,7 +71,7 @@ def risk(  # noqa: PLR0913 (options of a command line)
 
 
 def _claim(subject: str | None, fields: dict[str, Any], delta: float) -> Claim:
-    """Returns the claim that is stated by a file, or by exactly one of three options.
+    """Returns the claim that a file states, or exactly one of three options.
 
     Args:
         subject: path of a file; None if options state the claim.

@@ -181,7 +181,7 @@ def _progress(budget: float) -> Iterator[Callable[[str], None]]:
         return f"{phase} ({duration(time.monotonic() - started)} of {duration(budget)})"
 
     def write() -> None:
-        """Writes until the audit has ended: new lines to a log, else one line that changes."""
+        """Writes until the audit has ended: lines to a log, or one changing line to a terminal."""
         console = Console(stderr=True)
         if not console.is_terminal:
             while not ended.wait(_LINE_SECONDS):

@@ -163,7 +163,7 @@ def show_answer(run: Run, answer: Answer | None) -> None:
 
 
 def progress_figure(row: dict[str, Any]) -> Figure:
-    """Returns the number of finished trials, and of planned ones if they are not the same."""
+    """Returns the number of finished trials, and of planned trials if that differs."""
     done = number(row["done"])
     if row["done"] == row["trials"]:
         return Figure(done)

@@ -44,7 +44,7 @@ class Figure(str):
 
 
 def marked(bound: str, above_claim: bool) -> Figure:
-    """Returns the text of a bound; one above its claim has a mark, and tables show it in red."""
+    """Returns the text of a bound; above its claim it has a mark, and tables show it in red."""
     return Figure(f"! {bound}" if above_claim else bound)
 
 

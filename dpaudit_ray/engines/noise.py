@@ -138,7 +138,7 @@ def _writer(device: torch.device) -> Writer:
 
 
 def compiled_writer(device: torch.device) -> Writer:
-    """Returns `write_normals` as one kernel. Raises ArithmeticError if it has other bits."""
+    """Returns `write_normals` as one kernel. Raises ArithmeticError if its bits differ."""
     compiled = torch.compile(write_normals, fullgraph=True, dynamic=True)
 
     def write(out: Tensor, table: Tensor, *numbers: int) -> None:

@@ -138,7 +138,7 @@ def _answer(
 
 
 def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
-    """Kills all processes below this one but `spared`, until none is left or _END_SECONDS are over.
+    """Kills all processes below this one except `spared`, for at most _END_SECONDS.
 
     A process that has lost its parent becomes a child of this process, its subreaper.
     """
@@ -150,9 +150,8 @@ def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
             return
         while descendants:
             pid = descendants.pop()
-            below = _children(
-                pid
-            )  # read before the process ends: then they are this one's children
+            # Read before the process ends, as its children then become children of this process.
+            below = _children(pid)
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):  # a grandchild

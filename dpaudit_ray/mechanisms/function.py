@@ -98,7 +98,7 @@ class Function(Mechanism):
 
     @model_validator(mode="after")
     def _limits_need_a_process(self) -> Self:
-        """Raises SpecError for limits of trials that are not processes: these cannot be ended."""
+        """Raises SpecError for limits of trials that are no processes and so cannot be ended."""
         for key in ("trial_seconds", "trial_gib"):
             limit = getattr(self, key)
             if limit is not None and not self.isolated:
@@ -160,7 +160,7 @@ class Function(Mechanism):
 
     @property
     def code_paths(self) -> tuple[str, ...]:
-        """`path`, and those of `prepare` and `claim` if there are any."""
+        """`path`, and the paths of `prepare` and `claim` if there are any."""
         of_claim = self.claim.code if self.claim else None
         return tuple(filter(None, (self.path, self.prepare, of_claim)))
 

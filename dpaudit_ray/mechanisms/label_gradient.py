@@ -112,7 +112,7 @@ class LabelGradient(Mechanism):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of two shares: labels that are determined, and correct ones among these."""
+        """Names of two shares: determined labels, and correct labels among them."""
         return ("accuracy", "determined") if self.sampled else ()
 
     def for_audit(self, delta: float, accountant: str) -> Self:

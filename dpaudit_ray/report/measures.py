@@ -127,9 +127,8 @@ class ObservedTradeOff:
     def gap(self) -> float:
         """The largest distance of the curve from the fit, in α or β, whichever is smaller."""
         upwards = np.abs(self.beta - gaussian_trade_off(self.alpha, self.mu))
-        sideways = np.abs(
-            self.alpha - gaussian_trade_off(self.beta, self.mu)
-        )  # G_μ is its own inverse
+        # The curve of Gaussians is its own inverse.
+        sideways = np.abs(self.alpha - gaussian_trade_off(self.beta, self.mu))
         return float(np.max(np.minimum(upwards, sideways)))
 
 

@@ -3,9 +3,8 @@
 import contextlib
 from pathlib import Path
 
-_SCHEDULING = Path(
-    "/proc/self/schedstat"
-)  # Linux: nanoseconds run, nanoseconds waited, number of time slices
+# On Linux: nanoseconds that the process ran, nanoseconds that it waited, and its time slices.
+_SCHEDULING = Path("/proc/self/schedstat")
 
 
 def waited() -> float:

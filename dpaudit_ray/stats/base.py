@@ -24,9 +24,8 @@ Scores = NDArray[np.float64]
 Members = NDArray[np.bool_]
 _FALSE_ALARM = 1e-6  # probability that fair coins are refused
 _LONGEST_STRETCH = 2**20  # trials at most that `stretches_of_equal` yields together
-_FAR = -float(
-    ndtri(_FALSE_ALARM / 2)
-)  # standard deviations beyond which coins are refused, about 4.9
+# Standard deviations beyond which coins are refused, about 4.9.
+_FAR = -float(ndtri(_FALSE_ALARM / 2))
 _LAGS = 8  # scores up to so many trials apart are correlated: as many training runs take turns
 _FALSE_REFUSAL = 1e-4  # probability that `check_apart` refuses independent trials
 # Standard deviations beyond which a correlation is no chance, about 4.4.
@@ -183,7 +182,7 @@ def _method_class(method: str | type[Estimator]) -> type[Estimator]:
 
 
 def option_names(method: type[Estimator]) -> list[str]:
-    """Returns the fields that a user may set; the caller sets those that describe the trials."""
+    """Returns the fields that a user may set; the caller sets fields that describe the trials."""
     by_caller = ("planned", "independent", "canaries", "family", "log_odds")
     fields = (field.name for field in dataclasses.fields(method) if field.init)
     return [name for name in fields if name not in by_caller]
@@ -400,7 +399,7 @@ def check_level(delta: float, confidence: float) -> None:
 
 
 def check_pure(state: Estimator) -> None:
-    """Raises ValueError if an estimator has no bound on ε at δ = 0: one that assumes a curve."""
+    """Raises ValueError if an estimator assumes a curve, so that it has no bound on ε at δ = 0."""
     if state.status is not Status.CERTIFIED and getattr(state, "curve", "") != "any":
         raise ValueError(
             f"{state.name} converts its bound through a curve whose ε at δ = 0 is infinite; "

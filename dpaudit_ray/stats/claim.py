@@ -64,7 +64,7 @@ _CAUTIONS = np.array([0.4, 1.0])  # shares of the recommended mixture that are s
 
 
 def _slots() -> tuple[NDArray[np.bool_], NDArray[np.bool_], Floats]:
-    """Makes the table of slots: all directions at all thresholds, and one for diverged trials.
+    """Makes the table of slots: all directions at all thresholds, and a slot for diverged trials.
 
     Returns:
         Outcomes by which each slot wins, and those by which it loses, bool [slots, OUTCOMES]; and
@@ -151,7 +151,7 @@ class Wagers:
                 self.epochs.append(np.zeros(OUTCOMES, dtype=np.int64))
 
     def _count(self, outcomes: NDArray[np.int64]) -> None:
-        """Adds outcomes, int64 [n], to the epoch; drops those before the first thresholds."""
+        """Adds outcomes, int64 [n], to the epoch; drops outcomes before the first thresholds."""
         is_placed = not math.isnan(self.centre + self.spread)
         if self.epochs and is_placed:
             self.epochs[-1] += np.bincount(outcomes, minlength=OUTCOMES)
@@ -289,7 +289,7 @@ class Portfolio:
         self._log_factors: dict[int, Floats] = {}  # log factors by epoch, [_CAUTIONS, OUTCOMES]
 
     def log_wealth(self, epochs: list[Counts]) -> float:
-        """Returns the natural logarithm of the wealth after these epochs, from a stake of 1.
+        """Returns the natural logarithm of the wealth after the epochs, from a stake of 1.
 
         Each epoch is bet on by the mixture that would have grown on all epochs before it.
         """
@@ -305,7 +305,7 @@ class Portfolio:
         return float(log_mean(logs))
 
     def mixture(self, counts: Counts) -> Floats:
-        """Returns factors by outcome of a mixture that grows on these counts, float64 [OUTCOMES].
+        """Returns factors by outcome of a mixture that grows on the counts, float64 [OUTCOMES].
 
         It begins as cash. Bet by bet, the one that promises most growth is added at its best share
         (Frank, Wolfe 1956), until the growth that it adds could be noise. Every outcome keeps some

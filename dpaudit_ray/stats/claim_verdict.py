@@ -58,7 +58,7 @@ _RARE = 0.1  # share of the error of diverged trials, for how many of them there
 
 
 class DeclaredTest:
-    """Test for a declared number of trials; later ones are ignored.
+    """Test for a declared number of trials; later trials are ignored.
 
     Args:
         planned: declared number of trials, at least 1.
@@ -81,7 +81,7 @@ class DeclaredTest:
 
     @property
     def trials(self) -> int:
-        """Number of trials that count: at most the declared one."""
+        """Number of trials that count: at most the declared number."""
         return min(len(self._log), self._ends[-1])
 
     def fold(self, scores: Scores, members: Members) -> None:
@@ -163,7 +163,7 @@ class DeclaredTest:
 
 
 class BoundTest:
-    """Test by a lower bound on ε after a declared number of trials; later ones are ignored.
+    """Test by a lower bound on ε after a declared number of trials; later trials are ignored.
 
     Rare events hardly change the order of mistakes. `one-run` guesses by them alone.
 

@@ -1,4 +1,4 @@
-"""Claims as curves δ(ε), and the mechanism that leaks the most under one: a mix of coins.
+"""Claims as curves δ(ε), and the mechanism that leaks most under such a claim: a mix of coins.
 
 A symmetric claim is a mixture of randomised responses. Write x = e^ε: δ is convex in x, and along
 straight lines between its points the claim is exactly that of a mechanism that first draws,
@@ -172,7 +172,7 @@ class Responses:
 
 
 def gaussian(mu: float) -> Curve:
-    """Returns the claim "μ-GDP" as points (ε, δ), `_POINTS` of them and a tail of surer ones.
+    """Returns the claim "μ-GDP" as `_POINTS` points (ε, δ), and a tail of surer points.
 
     Quantiles of the trials' log odds make the points; half by trials, half by expected mistakes.
     """

@@ -65,7 +65,7 @@ class Cut:
         return sign * np.maximum(distance, 1e-9)
 
     def _normal(self, scores: Scores) -> Floats:
-        """Averages a score's normal scores among either world's earlier ones, float64 [n]."""
+        """Averages scores' normal scores among the earlier scores of either world, float64 [n]."""
         inside = normal_scores(scores, self.inside)
         return (inside + normal_scores(scores, self.outside)) / 2
 
@@ -151,7 +151,7 @@ def _fit_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
 
 
 def _between(pooled: Floats, below: int) -> float:
-    """Returns a threshold between the first `below` of the sorted scores and the others.
+    """Returns a threshold between the first `below` of the sorted scores and the rest.
 
     It divides the gap in the ratio of two spreads: that of the scores just below the gap, and that
     of the scores just above it. So it lies further from the side where scores are sparse.
@@ -174,7 +174,7 @@ def _between(pooled: Floats, below: int) -> float:
 
 
 def normal_scores(scores: Scores, earlier: Floats) -> Floats:
-    """Returns the normal quantile of each score's rank among `earlier` ones, which are sorted.
+    """Returns the normal quantile of each score's rank among the sorted scores `earlier`.
 
     With n of them, a score above k has rank (k + 1/2) / (n + 1); ties have their mean rank.
     """

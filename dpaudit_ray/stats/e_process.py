@@ -87,7 +87,7 @@ def _moments(values: Floats) -> list[tuple[float, Floats, Floats]]:
 
 
 def _before(values: Floats) -> Floats:
-    """Sums the values before each one, float64 [n]."""
+    """Sums the values before each value, float64 [n]."""
     sums = np.cumsum(values)
     return np.concatenate([[0.0], sums[:-1]])
 

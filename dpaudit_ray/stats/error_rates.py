@@ -1,4 +1,4 @@
-"""Bounds on error rates from counts of errors, at one threshold and at all of them.
+"""Bounds on error rates from counts of errors, at one threshold or at all thresholds.
 
 At one threshold the bounds are exact and one-sided (Clopper and Pearson, 1934). For all thresholds
 at once, let V_(1) ≤ ... ≤ V_(n) be uniform order statistics: the true error rates at the n observed
@@ -65,7 +65,7 @@ def clopper_pearson_lower(successes: ArrayLike, trials: ArrayLike, alpha: ArrayL
 
 
 def as_floats(values: ArrayLike) -> Floats:
-    """Returns values as an array of float64, without a copy if they are one."""
+    """Returns values as an array of float64, without a copy if they are such an array."""
     return np.asarray(values, dtype=float)
 
 

@@ -129,7 +129,7 @@ class GuessCounter:
         return guessed, right
 
     def miss(self, members: Members) -> None:
-        """Adds trials without an output: those after the warm-up count as wrong guesses."""
+        """Adds trials without an output, which count as wrong guesses after the warm-up."""
         self.guesses += max(self.trials + len(members) - max(self.trials, self.warmup), 0)
         self.trials += len(members)
 
@@ -271,7 +271,7 @@ class Anytime(Guesses):
             self._best_look = int(hits[best]), int(guesses[best])
 
     def _rate(self, alpha: float) -> float:
-        """Returns the bound of this look, or that of the best one if it is larger."""
+        """Returns the bound of this look, or the best look's bound if that is larger."""
         looks = {(self._counter.hits, self._counter.guesses), self._best_look}
         return max(anytime_lower(*look, alpha) for look in looks)
 

@@ -145,7 +145,7 @@ def epsilon(mu: ArrayLike, delta: float) -> Floats:
 
 
 def growth(batch_size: int, batches: int) -> float:
-    """Returns the expected ratio of the largest bound of all batches to that of one.
+    """Returns the expected ratio of the largest bound of all batches to the bound of one batch.
 
     It is H_MN / H_N (A.3.1, corrected).
     """

@@ -60,7 +60,7 @@ class TradeOff(StrEnum):
 
 
 class Family(Protocol):
-    """The trade-off curves that a mechanism may have: one for each size of its noise."""
+    """The trade-off curves that a mechanism may have: a curve for each size of its noise."""
 
     @property
     def trade_off(self) -> TradeOff:

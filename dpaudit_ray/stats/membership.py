@@ -152,7 +152,7 @@ class Membership:
 
     @cached_property
     def points(self) -> dict[float, Interval]:
-        """The TPR at 10 %, 1 % and .1 % FPR, by FPR; without those below `least_fpr`."""
+        """The TPR at 10 %, 1 % and .1 % FPR, by FPR; without an FPR below `least_fpr`."""
         least = self.least_fpr * (1 - 1e-9)
         return {rate: self.true_positive_rate(rate) for rate in RATES if rate >= least}
 
@@ -331,7 +331,7 @@ class _Population:
         return bool(self.sizes.max() <= 1)
 
     def above(self, negated: float, side: str) -> int:
-        """Counts scores above another one (`left`), or from it on (`right`).
+        """Counts scores above another score (`left`), or from it on (`right`).
 
         Args:
             negated: minus that score.
@@ -391,7 +391,7 @@ class _Population:
 
 
 def _wins(inside: Scores, outside: Scores) -> tuple[float, int]:
-    """Counts pairs in which a score `inside` is above one `outside` (ties by half), and pairs."""
+    """Counts pairs whose score of `inside` is above that of `outside` (ties by half), and pairs."""
     below = _midranks(np.sort(outside), inside)
     return float(below.sum()), len(inside) * len(outside)
 

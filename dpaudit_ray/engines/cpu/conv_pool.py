@@ -216,7 +216,7 @@ class ConvPoolRule(Rule):
         images: Tensor,
         windows: Pair,
     ) -> tuple[Tensor, Tensor]:
-        """Returns outputs, and marks: which position of its window each one is from.
+        """Returns outputs, and marks: the position in its window that each output is from.
 
         Args:
             theta: parameters [n, p].
@@ -421,7 +421,7 @@ class _Samples(SampleGradients):
 
 
 class ConvPool(nn.Module):
-    """A convolution, its pooling and the ReLU behind it, by loops if they can, else one by one."""
+    """A convolution, its pooling and the ReLU behind it, by loops if they fit, else one by one."""
 
     def __init__(
         self,

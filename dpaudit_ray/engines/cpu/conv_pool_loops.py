@@ -455,7 +455,7 @@ def _push_down(
     steps: Steps,
     static: Static,
 ) -> None:
-    """Writes one image's gradients, a sum of patches of weights, from those by position.
+    """Writes one image's gradients, a sum of patches of weights, from the gradients by position.
 
     Args:
         buffers: buffers by `scratch`; its grid has the gradients by position.

@@ -22,7 +22,7 @@ def thread_count() -> int:
 
 @contextmanager
 def torch_on_one_thread() -> Iterator[None]:
-    """Limits torch to one thread: others would spin while models wait for cores."""
+    """Limits torch to one thread: more threads would spin while models wait for cores."""
     before = getattr(_lent, "count", 0)
     _lent.count = thread_count()
     try:

@@ -1,4 +1,4 @@
-"""Compilation of loops: by numba, and of the innermost ones to vector instructions for LLVM.
+"""Compilation of loops: by numba, and of the innermost loops to vector instructions for LLVM.
 
 LLVM does not keep arrays of vectors in registers, so the innermost loops of `conv_pool_loops` are
 written as LLVM instructions here. Each of these intrinsics takes three tuples:
@@ -40,7 +40,7 @@ def inlined(loops: F) -> F:
 
 
 def static_sizes(*sizes: int) -> Static:
-    """Returns tuples of these lengths: numbers that numba knows when it compiles."""
+    """Returns tuples of the given lengths, which are numbers that numba knows when it compiles."""
     return tuple((1,) * size for size in sizes)
 
 
@@ -272,7 +272,7 @@ def pool(emit: _Emitter) -> None:
 
 @_vectorised
 def unpool(emit: _Emitter) -> None:
-    """Adds the gradients of one window, a vector of channels, to those of the positions that won.
+    """Adds the gradients of one window, a vector of channels, to the positions that won.
 
     `arrays`: g, marks, and gradients by position; `numbers`: the start in g and marks, that of the
     window, the distances of two positions' rows and columns, and the number of channels from there

@@ -1,4 +1,4 @@
-"""Search for gradients that float32 cannot hold: a training that meets one ends in NaN."""
+"""Search for gradients that float32 cannot hold: a training with such a gradient ends in NaN."""
 
 import torch
 from torch import Tensor

@@ -167,7 +167,7 @@ class PackedModel:
         outputs: list[Tensor] = []
 
         def compute(models: slice, at_once: int) -> None:
-            """Adds the outputs of these models, `at_once` models in each pass."""
+            """Adds the outputs of a group of models, `at_once` models in each pass."""
             outputs.extend(self._passes.outputs(theta[models], x, at_once))
 
         self._by_groups(theta, compute)
@@ -204,7 +204,7 @@ class PackedModel:
             weights = theta.new_ones(n, batch)
 
         def sums(thread: int, models: slice) -> None:
-            """Writes the sums of these models, by the packed copy of this thread."""
+            """Writes the sums of a group of models, by the packed copy of this thread."""
             step = Step(x, y, clip_norm, self.loss)
             worker = self._workers[thread]
             worker._write_sums(out[models], theta[models], step, weights[models])
@@ -265,7 +265,7 @@ class PackedModel:
             self._groups = self._fitting_groups(loops, theta, step)
 
         def compute(models: slice, at_once: int) -> None:
-            """Writes the sums of these models, `at_once` models in each pass."""
+            """Writes the sums of a group of models, `at_once` models in each pass."""
             way = loops or self._passes
             way.clipped_sums(out[models], theta[models], step, weights[models], at_once)
 

@@ -109,7 +109,7 @@ class Samplewise:
         return gradients
 
     def mapped_if_right(self, row: Tensor, x: Tensor, y: Tensor) -> "Samplewise":
-        """Returns a copy that uses `vmap`, if its gradients of these examples are right; else self.
+        """Returns a copy that uses `vmap`, if its gradients of the examples are right; else self.
 
         Args:
             row: parameters of one model [p].

@@ -317,7 +317,7 @@ def _error_among_many(
     count: int,
     clip_norm: float,
 ) -> float:
-    """Returns the largest relative error of sums computed together, compared with separate ones.
+    """Returns the largest relative error of sums computed together, compared with separate sums.
 
     Two comparisons are made: a batch with its two parts, its first part with the parts of that, and
     so on; and a group of models with its first and last model alone. The group gets copies of one
@@ -337,7 +337,7 @@ def _error_among_many(
     least = _CANCELLED * clip_norm
 
     def sums(rows: Tensor) -> Tensor:
-        """Returns the first model's clipped sums over these rows, computed alone."""
+        """Returns the first model's clipped sums over rows of the batch, computed alone."""
         result: Tensor = alone.clipped_sums(theta[:1], x[rows], y[rows], clip_norm)
         return result
 

@@ -71,7 +71,7 @@ def vet(
     bound = _BOUND_IN_FLOAT64 if x.dtype == torch.float64 else _BOUND
 
     def check(outputs: Tensor, expected: Tensor) -> None:
-        """Compares outputs of the first examples with those that they have in another batch."""
+        """Compares the first examples' outputs with their outputs in another batch."""
         if relative_error(outputs[: len(expected)], expected) > bound:
             raise _refusal(_MIXES)
 

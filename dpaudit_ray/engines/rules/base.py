@@ -131,7 +131,7 @@ class Formed(SampleGradients):
     parts: tuple[tuple[Slot, Tensor], ...]
 
     def squared_norms(self) -> Tensor:
-        """Returns squared norms [n, B]: the sum of those of all parameters."""
+        """Returns squared norms [n, B], summed over all parameters."""
         norms = [torch.linalg.vector_norm(gradients, dim=2) for _, gradients in self.parts]
         return torch.stack([norm**2 for norm in norms]).sum(0)
 

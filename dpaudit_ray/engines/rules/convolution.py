@@ -241,7 +241,7 @@ class Conv2dRule(Rule):
             self.bias.of(out)[0].copy_(g.sum((0, 2)))
 
     def output_size(self, size: Sequence[int]) -> Pair:
-        """Returns height and width of the output, from those of the input.
+        """Returns height and width of the output, from height and width of the input.
 
         Along either axis it is ⌊(size + 2 padding - dilation (kernel - 1) - 1) / stride⌋ + 1.
         """

@@ -328,7 +328,7 @@ def train_shadows(
 
 
 def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> Examples:
-    """Returns the records to train shadows on: those of `plan`, or those in reserve."""
+    """Returns the records to train shadows on: the plan's, or the reserved records."""
     if plan.data is not None:
         return training.loaded(plan.data.load())
     if training.reserved is None:

@@ -141,7 +141,7 @@ class Insertion:
     def _crafted(
         self, canary: ChangingCanary, step: int, theta: Tensor, coins: Coins
     ) -> GradientCanary | SampleCanary:
-        """Crafts the canary of `step`; a memoryless one only for models that sample it.
+        """Crafts the canary of `step`; a memoryless canary only for models that sample it.
 
         Args:
             canary: crafted anew at each step.
@@ -240,7 +240,7 @@ def check_apart(canary: Canary, bits: int) -> None:
 
 
 def _longest(directions: Tensor) -> float:
-    """Returns the largest norm of a row: in the tensor's precision or in float64, the smaller one.
+    """Returns the largest norm of a row: the smaller of its values in this precision and float64.
 
     Gradients that an adversary scales by their norm in float32 may be longer by 7e-6 in float64,
     and are not refused for that. Sparse rows are measured in float64 only.
@@ -573,7 +573,7 @@ Steps = PackedSteps | OpacusSteps  # an engine that trains one pack, from its fi
 
 
 def tensor(array: Array, device: torch.device) -> Tensor:
-    """Returns a tensor with a copy of these numbers. Torch aligns it: last bits depend on that."""
+    """Returns a tensor with a copy of the numbers, which torch aligns: last bits depend on that."""
     return torch.tensor(np.array(array), device=device)
 
 

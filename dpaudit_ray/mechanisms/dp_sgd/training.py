@@ -85,7 +85,7 @@ def draw_views(
 def divide(
     recipe: Recipe, data: Dataset, seed: int
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """Splits records into those to train on, to measure models on, and for adversaries.
+    """Splits records into records to train on, to measure models on, and for adversaries.
 
     The split is drawn from the sweep's `seed`; records stay in their order.
 
@@ -312,7 +312,7 @@ class DpSgdTraining:
         return x, self.y[records]
 
     def starts(self, models: int, seed: int) -> Tensor:
-        """Returns θ_0 of every model, float [models, p]: one for all, or drawn from `seed`."""
+        """Returns θ_0 of every model, float [models, p]: the same for all, or drawn from `seed`."""
         if not self.recipe.hidden_start:
             return self.initial.repeat(models, 1)
         shape = tuple(self.x.shape[1:])
@@ -332,7 +332,7 @@ class DpSgdTraining:
         watch: Watch | None = None,
         checkpoints: PackCheckpoints | None = None,
     ) -> Iterator[Tensor]:
-        """Trains models; yields them as θ [n, p] before the first step and after each one.
+        """Trains models; yields them as θ [n, p] before the first step and after each step.
 
         Every yield is the same tensor, which the next step changes in place. At first it has θ_0,
         or the models of a checkpoint.

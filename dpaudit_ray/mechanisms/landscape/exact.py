@@ -174,7 +174,7 @@ def evolve(
 
 
 def _transition(process: Process, panels: Panels) -> sparse.csc_array:
-    """Returns the matrix [nodes, nodes] that turns densities at nodes into those one step later.
+    """Returns the matrix [nodes, nodes] that turns densities at nodes into densities a step later.
 
     An entry is the Gaussian kernel times the quadrature weight.
     """
@@ -263,7 +263,7 @@ def _mu(outside: Mass, inside: Mass, points: Floats) -> Floats:
 
 
 def _normal_quantile(below: Floats, above: Floats) -> Floats:
-    """Returns Φ⁻¹(below) from a probability and its complement; the smaller one is accurate."""
+    """Returns Φ⁻¹(below) from a probability and its complement, the smaller of which is exact."""
     smaller = np.minimum(below, above)
     z = special.ndtri(np.clip(smaller, _FLOOR, 0.5))
     return np.asarray(np.where(below < above, z, -z))
@@ -320,7 +320,7 @@ def hockey_stick(
 
 
 def _masses(world: Mass, intervals: Floats) -> float:
-    """Returns P(θ in one of these intervals [k, 2]), from the side where nothing cancels."""
+    """Returns P(θ in one of the intervals [k, 2]), from the side where nothing cancels."""
     edges = world.panels.edges
     points = np.clip(intervals, edges[0], edges[-1]).ravel()
     below, above = world.split(points)

@@ -107,7 +107,7 @@ class Release(Mechanism):
 
     @property
     def code_paths(self) -> tuple[str, ...]:
-        """The path of the release, and those of the pairs and the claim if these are code."""
+        """The path of the release, and the paths of pairs and claim if they are code."""
         paths = [self.path]
         if isinstance(self.pairs, str):
             paths.append(self.pairs)
@@ -183,7 +183,7 @@ class Release(Mechanism):
 
     @property
     def _delta(self) -> float:
-        """δ of the claim, if it has one: rarer events than that refute nothing."""
+        """δ of the claim, if it has a δ: rarer events refute nothing."""
         return float(getattr(self.claim, "delta", 0.0))
 
     def _release(self) -> Callable[..., Outputs]:
@@ -296,7 +296,7 @@ def _counted(
 
 
 def _check_apart(draw: _Draws) -> None:
-    """Raises SpecError if one call draws its noise once, for all of its outputs.
+    """Raises SpecError if a call draws its noise only once for all of its outputs.
 
     Such outputs would count as independent trials. A release that gives the same output in every
     call is another thing: it has no noise, which is for the audit to find.

@@ -63,7 +63,7 @@ class TablePairs(Strict):
         cls,
         units: Any,
     ) -> Any:
-        """Returns the units as a tuple. Raises ValueError for unknown ones."""
+        """Returns the units as a tuple. Raises ValueError for unknown units."""
         choices = ("add", "remove", "replace")
         if not isinstance(units, list | tuple) or not units or set(units) - {*choices}:
             raise ValueError(f"must be some of {', '.join(choices)}, got {units!r}")
