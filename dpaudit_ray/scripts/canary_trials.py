@@ -107,8 +107,13 @@ class CanaryTrials:
         after = self.refuted
         if after is not None:
             observed = f"too many correct guesses: refuted after {after} of {self.count} {unit}"
-            values = {"check": name, "claim": self.claim, "observed": observed}
-            judgement.find("guessed", f"{self.count} {unit}", **values)
+            judgement.find(
+                "guessed",
+                f"{self.count} {unit}",
+                check=name,
+                claim=self.claim,
+                observed=observed,
+            )
             return judgement.observe(observed)
         if not self.count:
             return judgement.miss("no time for a run")

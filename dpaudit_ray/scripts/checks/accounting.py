@@ -78,8 +78,14 @@ class Accounting(Check):
             if len(numbers) > 1:
                 engines = f", of {len(final)} of {len(numbers)} engines on these records"
             names = "+".join(dict.fromkeys(claimed[report.claim].name for report in final))
-            texts = {"name": names, "engines": engines, "delta": plain(delta)}
-            judgement.find("less reported", "get_epsilon", **values, **texts)
+            judgement.find(
+                "less reported",
+                "get_epsilon",
+                name=names,
+                engines=engines,
+                delta=plain(delta),
+                **values,
+            )
 
     def _judge_targets(self, inspection: Inspection, judgement: Judgement) -> None:
         """Adds a finding for a target ε that is less than the ε of all accounted steps."""
@@ -88,8 +94,12 @@ class Accounting(Check):
                 continue
             composed = claims.composed(inspection.result, made.target_delta or inspection.delta)
             if made.target_epsilon < composed * (1 - 0.01):
-                values = {"target": made.target_epsilon, "composed": composed}
-                judgement.find("target", made.line or "make_private_with_epsilon", **values)
+                judgement.find(
+                    "target",
+                    made.line or "make_private_with_epsilon",
+                    target=made.target_epsilon,
+                    composed=composed,
+                )
 
     def _judge_early_reports(self, inspection: Inspection, judgement: Judgement) -> None:
         """Adds a finding if the script got an ε, but none at δ of the claim after its last step."""

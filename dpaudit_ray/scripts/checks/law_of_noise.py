@@ -71,5 +71,4 @@ def _report(judgement: Judgement, step: StepInspection, pair: Correlation) -> No
     elif pair.kind == "tensors":
         what = f"{first} and {second}"
     where = at_step(step.step, step.line)
-    values = {"pairs": pair.kind, "what": what, "correlation": pair.value}
-    judgement.find("correlation", where, **values)
+    judgement.find("correlation", where, pairs=pair.kind, what=what, correlation=pair.value)

@@ -204,8 +204,13 @@ def _judge_ghosts(inspection: Inspection, judgement: Judgement) -> None:
     longer = [ghost for ghost in ghosts if ghost.longest > ghost.bound * _SLACK]
     for ghost in longer[:1]:
         where = at_step(ghost.step, ghost.line)
-        values: dict[str, Any] = {"bound": ghost.bound, "longest": ghost.longest}
-        judgement.find("ghost", where, change=ghost.change, **values)
+        judgement.find(
+            "ghost",
+            where,
+            change=ghost.change,
+            bound=ghost.bound,
+            longest=ghost.longest,
+        )
     steps = entries_of(inspection.record, StepInspection)
     if not ghosts and any(step.ghost for step in steps):
         judgement.miss("ghost clipping: its backward pass was not observed", name="clipping")

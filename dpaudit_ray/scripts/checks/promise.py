@@ -24,6 +24,11 @@ class Promise(Check):
             if not composed > 0:
                 why = "nothing was accounted: state the noise and sampling rate of each step"
                 return judgement.miss(why)
-            values = {"promised": promised, "delta": plain(inspection.delta)}
-            judgement.find("promise", f"epsilon={promised:g}", composed=composed, **values)
+            judgement.find(
+                "promise",
+                f"epsilon={promised:g}",
+                promised=promised,
+                composed=composed,
+                delta=plain(inspection.delta),
+            )
         return judgement.observe(f"{promised:.4g} stated, {composed:.4g} composed")

@@ -35,8 +35,7 @@ class Release(Check):
         for kind in sorted(names):
             judgement.find(kind, _WHERE, names=names[kind])
         if "tensors" in names:
-            why = f"whether records went into {names['tensors']} without noise"
-            return judgement.miss(why)
+            return judgement.miss(f"whether records went into {names['tensors']} without noise")
         if "earlier" in names:
             return judgement.miss(f"whether records chose {names['earlier']}")
         if inspection.result.returned_nothing:

@@ -41,9 +41,14 @@ class Sampling(Check):
                 return judgement.miss("the records that take part are not known; pass indices=")
             if entry.record is not None:
                 record, first, second = entry.record
-                steps = {"first": first + 1, "second": second + 1}
-                where = at_step(second, entry.line)
-                judgement.find("participation", where, record=record, b=entry.separation, **steps)
+                judgement.find(
+                    "participation",
+                    at_step(second, entry.line),
+                    record=record,
+                    b=entry.separation,
+                    first=first + 1,
+                    second=second + 1,
+                )
                 break
         if participations:
             separation = participations[0].separation
@@ -148,8 +153,15 @@ def _failed_test(
     is_wide = special.gammaincc(count / 2, spread / 2) < level / 6
     if total > 0 and special.bdtrc(total - 1, n * count, rate) < level / 3:
         share = total / (n * count)
-        values = {"total": total, "draws": count, "records": n}
-        return finding("rate", _WHERE, rate=rate, share=share, **values)
+        return finding(
+            "rate",
+            _WHERE,
+            rate=rate,
+            share=share,
+            total=total,
+            draws=count,
+            records=n,
+        )
     if draws.twice:
         return finding("twice", _WHERE, count=draws.twice)
     deviation = _shared_records(draws, drawn_rate)

@@ -23,12 +23,10 @@ class SecretSize(Check):
         for record in (inspection.record, inspection.larger or ()):
             made += entries_of(record, Made)[:1]
         if len(made) < 2 or made[0].records is None:
-            why = "make_private was not called, or its data have no length"
-            return judgement.miss(why)
+            return judgement.miss("make_private was not called, or its data have no length")
         first, second = made
         if second.records != made[0].records + 1:
-            why = "the loader draws by a custom sampler, which was left as it is"
-            return judgement.miss(why)
+            return judgement.miss("the loader draws by a custom sampler, which was left as it is")
         summary = f"with {first.records} and {second.records} records"
         changes = _changes(first, second)
         if not changes:

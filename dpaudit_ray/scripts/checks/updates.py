@@ -45,8 +45,13 @@ def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Jud
     where = with_line(f"{outside.optimizer}, {outside.steps} steps", line)
     # Without any private step, a stated ε is violated, and steps on records are not private.
     if inspection.taken == 0 and inspection.promised is not None and not inspection.uses_opacus:
-        values = {"promised": inspection.promised, "steps": outside.steps}
-        judgement.find("no privacy", where, optimizer=outside.optimizer, **values)
+        judgement.find(
+            "no privacy",
+            where,
+            promised=inspection.promised,
+            steps=outside.steps,
+            optimizer=outside.optimizer,
+        )
     elif outside.when == "after" and (outside.private or inspection.taken == 0):
         names = listed(outside.names) or "parameters of another model"
         judgement.find("not private", where, names=names)
