@@ -55,7 +55,8 @@ def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
         for key, part in network.state_dict(keep_vars=True).items():
             yield prefix + key, type(network).__name__, part
     elif isinstance(value, torch.Tensor):
-        yield name or "a tensor", "", value
+        # Whole numbers of a quantised tensor have a scale.
+        yield name or "a tensor", "", value.dequantize() if value.is_quantized else value
     elif _is_plain(value):
         yield name or "a value", "", value
     elif isinstance(value, (dict, list, tuple)):

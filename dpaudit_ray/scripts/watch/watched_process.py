@@ -32,7 +32,7 @@ from . import (
 )
 from .accountants import history_of, stated_epsilons
 from .generators import seed_generators
-from .hooks import around, calling_line, import_if_there
+from .hooks import around, calling_line, import_if_there, is_users
 from .loaders import Indices, ReleaseKey, draw_counts
 from .run_state import EnoughSeen, WatchedRun
 
@@ -41,9 +41,12 @@ _SAVING = (
     ("numpy", "save"),
     ("numpy", "savez"),
     ("numpy", "savez_compressed"),
+    ("numpy", "savetxt"),
     ("pickle", "dump"),
+    ("pickle", "dumps"),
     ("joblib", "dump"),
     ("safetensors.torch", "save_file"),
+    ("torch.jit", "save"),
 )
 _PACKAGES = ("torch", "opacus", "numpy", "jax", "tensorflow", "lightning", "transformers")
 _FEW_COPIES = 0.02  # share of the records; in public tables some thousandths are copies
@@ -168,7 +171,9 @@ def _install(state: WatchedRun) -> None:
     def save(original: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes a value that the script saves, but not calls of such functions by each other."""
         nonlocal is_saving
-        if is_saving or state.phase != "main" or state.replaying:
+        # Libraries pickle into memory what they do not publish.
+        is_own = original.__name__ == "dumps" and not is_users(sys._getframe(2).f_code.co_filename)
+        if is_saving or is_own or state.phase != "main" or state.replaying:
             return original(*args, **kwargs)
         _note_saved(state, args, kwargs)
         is_saving = True
@@ -196,7 +201,8 @@ def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
     published.files += 1
     line = calling_line()
     file = f"file {published.files} ({line}): " if line else f"file {published.files}: "
-    value = next((a for a in args if any(publications.named_values(a))), kwargs)
+    values = (a for a in args if not isinstance(a, str) and any(publications.named_values(a)))
+    value = next(values, kwargs)
     if state.request.pinned:
         publications.pin_publications(state, value, file)
     published.saved += publications.remarks(state, value, file)
