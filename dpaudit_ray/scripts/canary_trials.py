@@ -121,8 +121,7 @@ class CanaryTrials:
         summary += self.claim
         if needed is not None and self.count < needed:
             summary += f"; {needed} would detect {ALTERNATIVE:g} times the noise"
-        is_powerful = needed is not None and self.count >= needed
-        return judgement.observe(summary, complete=is_powerful)
+        return judgement.observe(summary, complete=needed is not None and self.count >= needed)
 
 
 def step_trials(noise: float, planned: int) -> CanaryTrials:

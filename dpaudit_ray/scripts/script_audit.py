@@ -183,8 +183,7 @@ class Audit:
         if not (inspection.result.noise_seeds or inspection.result.seeded):
             return inspection
         self._progress("comparing the seeds of a second run")
-        second = self._run_once("seeds", most_steps=1)
-        return replace(inspection, reseeded=second.result)
+        return replace(inspection, reseeded=self._run_once("seeds", most_steps=1).result)
 
     def _with_pinned_runs(self, inspection: Inspection) -> Inspection:
         """Adds runs with pinned releases, as many as are needed to explain a difference."""
@@ -295,8 +294,7 @@ class Audit:
             follows=kind == "unchanged",
         )
         if run.ended.how == "hung":
-            why = "the run with pinned releases took too long; give a larger --budget"
-            raise ScriptError(why)
+            raise ScriptError("the run with pinned releases took too long; give a larger --budget")
         if run.result is None:
             raise ScriptError(f"the run with pinned releases failed: {run.ended.message}")
         if run.result.chosen is None and kind == "unchanged":

@@ -47,8 +47,7 @@ def of_page(page: Path, commit: str) -> Certificate:
         raise ScriptError(f"cannot read {page} ({error})") from error
     record = html.unescape(match[1]) if match else ""
     try:
-        adapter = pydantic.TypeAdapter(ScriptVerdict)
-        audit = adapter.validate_python(json.loads(record))
+        audit = pydantic.TypeAdapter(ScriptVerdict).validate_python(json.loads(record))
     except ValueError as error:
         raise ScriptError(
             f"{page} has no record of an audit; write it with `dpaudit audit SCRIPT --html {page}`"

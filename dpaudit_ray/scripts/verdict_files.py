@@ -20,8 +20,7 @@ _LINE = re.compile(r"([\w.-]+\.py):(\d+)")
 
 def html(verdict: ScriptVerdict) -> str:
     """Returns one page that needs no other file."""
-    environment = page.environment(trim_blocks=True, lstrip_blocks=True)
-    template = environment.get_template("script.html.j2")
+    template = page.environment(trim_blocks=True, lstrip_blocks=True).get_template("script.html.j2")
     written = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     return template.render(
         audit=verdict,

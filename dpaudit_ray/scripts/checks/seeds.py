@@ -21,8 +21,7 @@ class Seeds(Check):
                 if first_seed == seed and not judgement.findings:
                     judgement.find("same seeds", "noise_generator", seed=seed)
         if constants:
-            names = ", ".join(sorted(constants)[:3])
-            judgement.find("fixed seed", names)
+            judgement.find("fixed seed", ", ".join(sorted(constants)[:3]))
         if result.noise_seeds and second is None:
             return judgement.miss("a second run with other seeds did not end")
         return judgement.observe(f"{len(constants)} constant seeds")
