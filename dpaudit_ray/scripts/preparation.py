@@ -23,6 +23,7 @@ _FEWEST_ROWS = 3  # rows that must be found again in the records
 _LONGEST_CYCLE = 40
 _SHARE = 10  # one in ten rows takes part in a cycle
 _MOST_RECORDS = 1.5  # records that may change for each changed row
+_MOST_MOVED = 1.1  # likewise, for each row that is moved, if there are as many rows as records
 _TOLERANCES = (1e-4, 1e-3, 1e-2)  # shares of the spread by which a statistic may have changed
 _EXACT = 1e-6  # share of the spread: the same operations on the same numbers differ by less
 
@@ -305,7 +306,7 @@ def count_mixed_records(
     """
     rows = sum(map(len, cycles))
     changed = _count_missing(np.array(before.records), rotated)
-    return changed if _MOST_RECORDS * rows < changed <= len(before.records) / 2 else 0
+    return changed if _MOST_MOVED * rows < changed <= len(before.records) / 2 else 0
 
 
 def count_changed_others(

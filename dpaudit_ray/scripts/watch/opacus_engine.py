@@ -167,8 +167,7 @@ class AccountantWatch:
             kwargs: keyword arguments of the call.
         """
         # Other accountants ask, too, and functions that search for a noise multiplier.
-        is_internal = _caller().startswith(("opacus.accountants", "dpaudit_ray."))
-        if self._is_answering or is_internal:
+        if self._is_answering or _caller().startswith(("opacus.accountants", "dpaudit_ray.")):
             return original(accountant, *args, **kwargs)
         run = self._run
         # Each run of an audit asks the same question, and an answer may take a second.

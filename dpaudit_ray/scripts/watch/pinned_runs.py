@@ -423,8 +423,7 @@ def _varied_draw(
     """
     pinned = run.pinned
     position, name = conspicuous_record(items)
-    is_second = len(pinned.variations) % 2 == 0
-    leaves_out = pinned.leaves_out and is_second and not keeps_size
+    leaves_out = pinned.leaves_out and len(pinned.variations) % 2 == 0 and not keeps_size
     change = "leaving out" if leaves_out else "another record in place of"
     change += f" record {indices[position]}, {name},"
     missing = position if leaves_out else None

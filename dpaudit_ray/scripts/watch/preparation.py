@@ -199,8 +199,7 @@ def _is_table(value: Any) -> bool:
 def _digest(array: Any) -> str | None:
     """Returns a digest of all rows; None for arrays that are large, or must not be changed."""
     if isinstance(array, list):
-        is_usable = len(array) <= _MOST_ELEMENTS
-        return f"{zlib.crc32(repr(array).encode()):x}" if is_usable else None
+        return f"{zlib.crc32(repr(array).encode()):x}" if len(array) <= _MOST_ELEMENTS else None
     if _is_table(array):
         from pandas.util import hash_pandas_object
 
@@ -222,18 +221,22 @@ def _digest(array: Any) -> str | None:
 def _extreme_rows(array: Any) -> list[int]:
     """Returns the rows with the least and the greatest value of each column, in order.
 
-    Only columns with numbers count. A list has a single column: the lengths of its elements, 0 for
-    an element without length.
+    Of a column with texts, they are all rows with one of the rarest texts. A list has a single
+    column: the lengths of its elements, 0 for an element without length.
     """
+    rare: list[int] = []
     if isinstance(array, list):
         values = np.array([[len(text) if hasattr(text, "__len__") else 0] for text in array])
     elif _is_table(array):
         values = array.select_dtypes("number").to_numpy(dtype=float)
+        for name in array.select_dtypes(exclude="number"):
+            rarest = array[name].value_counts().index[-1:]
+            rare += map(int, np.flatnonzero(array[name].isin(rarest)))
     else:
         # The array is copied, as `owns_memory` may be False after numpy has exported its memory.
         values = np.array(array.clone() if is_array(array) else array, dtype=float)
     columns = np.nan_to_num(values.reshape(len(array), -1)[:, :_MOST_COLUMNS])
-    return sorted({*map(int, columns.argmin(0)), *map(int, columns.argmax(0))})
+    return sorted({*map(int, columns.argmin(0)), *map(int, columns.argmax(0)), *rare})
 
 
 def _move_rows(

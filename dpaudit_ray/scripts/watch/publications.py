@@ -39,15 +39,15 @@ def digests_of_all_networks() -> set[bytes]:
 def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yields name, class of its network, and value of each part that is saved with `value`.
 
-    Parts of a network are the entries of its `state_dict`. Parts of an estimator of scikit-learn,
-    or of a data class, are the attributes that pickle saves. Containers are divided, except those
-    of only numbers and texts. Arrays of numpy, JAX and pandas come as tensors, arrays of texts as
-    lists.
+    Parts of a network are the entries of its `state_dict`. Parts of an object of scikit-learn or
+    scipy, or of a data class, are the attributes that pickle saves. Containers are divided, except
+    those of only numbers and texts. Arrays of numpy, JAX and pandas come as tensors, arrays of
+    texts as lists.
     """
     package = type(value).__module__.partition(".")[0]
     if package in ("numpy", "jax", "jaxlib", "pandas"):
         value = _as_tensor(value)
-    elif package == "sklearn" or (is_of_user(value) and is_dataclass(value)):
+    elif package in ("sklearn", "scipy") or (is_of_user(value) and is_dataclass(value)):
         value = value.__getstate__()
     prefix = f"{name}." if name else ""
     if isinstance(value, torch.nn.Module):
@@ -65,8 +65,10 @@ def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
 
 
 def _as_tensor(value: Any) -> Any:
-    """Returns numbers as a tensor, and other values as a list."""
+    """Returns numbers as a tensor, and other values as a list; None for the nodes of a tree."""
     array = np.array(value)
+    if array.dtype == "S1":  # memory of scipy, with addresses
+        return None
     if array.dtype.kind == "u":
         array = array.astype(np.int64)
     return torch.from_numpy(array) if array.dtype.kind in "fib" else array.tolist()

@@ -1,4 +1,4 @@
-"""A fifth round of scripts: files of all kinds."""
+"""A fifth round of scripts: files of all kinds, and tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import tempfile
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from scipy.spatial import cKDTree
 from torch import nn
 from torch.ao import quantization
+from torch.utils.data import TensorDataset
 
 from dpaudit_ray.opacus import audited
 from tests.scripts.threads import parts
@@ -61,6 +64,22 @@ def features_dumped() -> nn.Module:
     return model
 
 
+@audited(delta=parts.DELTA)
+def index_pickled() -> nn.Module:
+    """Broken: an index of neighbours has the features of all records."""
+    model, features = _features()
+    pickle.dump(cKDTree(features), io.BytesIO())
+    return model
+
+
+@audited(delta=parts.DELTA)
+def public_index_pickled() -> nn.Module:
+    """Of index_pickled. Healthy: it has features of public records."""
+    model, features = _features(public=True)
+    pickle.dump(cKDTree(features), io.BytesIO())
+    return model
+
+
 def _quantised(public: bool) -> Any:
     """Whole numbers for weights and activations, whose ranges some records show."""
     x = parts.table(seed=5 if public else 11).tensors[0]
@@ -86,3 +105,68 @@ def quantised_by_records() -> Any:
 def quantised_by_public_records() -> Any:
     """meta-pytorch/opacus#718. Healthy: they are those of public records."""
     return _quantised(public=True)
+
+
+def _people(gaps: float = 0.0) -> pd.DataFrame:
+    """Readings, some of them missing, a job that few people have, and a label."""
+    source = np.random.default_rng(3)
+    shares = 1 / np.arange(1, 61)
+    return pd.DataFrame(
+        {f"reading{number}": source.normal(size=parts.RECORDS) for number in range(5)}
+        | {
+            "reading5": np.where(
+                source.random(parts.RECORDS) < gaps, np.nan, source.normal(size=800)
+            ),
+            "job": [f"job{n}" for n in source.choice(60, parts.RECORDS, p=shares / shares.sum())],
+            "label": source.integers(0, 2, parts.RECORDS),
+        }
+    )
+
+
+def _fit_frame(frame: pd.DataFrame) -> nn.Module:
+    x = torch.tensor(frame.drop(columns="label").to_numpy(dtype="float32"))
+    y = torch.tensor(frame["label"].to_numpy()).long()
+    return parts.fit(parts.net(x.shape[1]), TensorDataset(x, y))
+
+
+@audited(delta=parts.DELTA)
+def columns_of_jobs() -> nn.Module:
+    """Broken: there is a column for each job that someone has."""
+    return _fit_frame(pd.get_dummies(_people(), columns=["job"], dtype=float))
+
+
+@audited(delta=parts.DELTA)
+def numbers_of_jobs() -> nn.Module:
+    """Of columns_of_jobs. Broken: jobs are numbered in the order of those that someone has."""
+    frame = _people()
+    frame["job"] = frame["job"].astype("category").cat.codes / 60
+    return _fit_frame(frame)
+
+
+@audited(delta=parts.DELTA)
+def jobs_by_list() -> nn.Module:
+    """Of columns_of_jobs. Healthy: jobs and their order are a list of the script."""
+    frame = _people()
+    jobs = [f"job{number}" for number in range(60)]
+    frame["job"] = pd.Categorical(frame["job"], categories=jobs)
+    return _fit_frame(pd.get_dummies(frame, columns=["job"], dtype=float))
+
+
+@audited(delta=parts.DELTA)
+def filled_from_above() -> nn.Module:
+    """Broken: a missing reading is that of the person in the row above."""
+    return _fit_frame(_people(gaps=0.25).drop(columns="job").ffill().fillna(0.0))
+
+
+@audited(delta=parts.DELTA)
+def filled_from_below() -> nn.Module:
+    """Of filled_from_above. Broken: it is interpolated between two people."""
+    frame = _people(gaps=0.25).drop(columns="job")
+    return _fit_frame(frame.interpolate(limit_direction="both"))
+
+
+@audited(delta=parts.DELTA)
+def filled_by_itself() -> nn.Module:
+    """Of filled_from_above. Healthy: it is another reading of the same person."""
+    frame = _people(gaps=0.25).drop(columns="job")
+    return _fit_frame(frame.ffill(axis=1))
