@@ -39,28 +39,28 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
         """Picks d and returns C e_d, a row for each canary. Raises SpecError for more than p."""
-        count = self.count
+        canaries = self.count
         parameters = len(public.initial)
-        if count > parameters:
+        if canaries > parameters:
             raise SpecError(
                 "adversary.count",
-                f"is {count}, but the model has {parameters} parameters, and each canary biases "
+                f"is {canaries}, but the model has {parameters} parameters, and each canary biases "
                 "another one; use fewer, or a larger model",
             )
         if self.choice == "simulated":
             movement = self._movement(public, int(rng.integers(2**63)))
             # A vector of indices, of a single canary too.
-            dimensions = movement.argsort()[:count] if count > 1 else movement.argmin()[None]
+            dimensions = movement.argsort()[:canaries] if canaries > 1 else movement.argmin()[None]
         else:
             # One dimension takes fewer draws than a permutation, and keeps the scores of old runs.
-            if count == 1:
+            if canaries == 1:
                 chosen = rng.integers(parameters, size=1)
             else:
-                chosen = rng.permutation(parameters)[:count]
+                chosen = rng.permutation(parameters)[:canaries]
             dimensions = public.initial.new_tensor(chosen).long()
-        directions = public.initial.new_zeros(count, parameters)
-        directions[range(count), dimensions] = public.clip_norm
-        return GradientCanary(directions if count > 1 else directions[0])
+        directions = public.initial.new_zeros(canaries, parameters)
+        directions[range(canaries), dimensions] = public.clip_norm
+        return GradientCanary(directions if canaries > 1 else directions[0])
 
     def score(self, canary: GradientCanary, observed: FinalModel) -> "Tensor":
         """Computes -(θ_T - θ_0)[d]: descent goes along minus the gradient."""

@@ -66,13 +66,13 @@ class CraftedQuery(AddedRecord):
         # Gradients of one half of the models move x, the other half chooses the best x so far.
         x = best_x = record.x
         best_gap = -math.inf
-        for number in range(self.ascent + 1):
+        for move_number in range(self.ascent + 1):
             losses = [public.losses(theta, x, record.y)[:, 0] for theta in choosing]
             gap_here = float(gap(*losses))
             if gap_here > best_gap:
                 best_gap = gap_here
                 best_x = x
-            if number < self.ascent:
+            if move_number < self.ascent:
                 x = x + move * _ascent(public, fitting, x, record.y)
                 x = x.clamp(low, high)
         return QueriedSample(record.x, record.y, best_x, record.y)

@@ -356,15 +356,15 @@ class FailureBudget:
     def _check_failures(self) -> None:
         """Ends the sweep once more packs have failed than the sweep allows."""
         limit = self.resources.max_trial_failures
-        count = len(self.failures) + self.with_misses
-        if count > limit and not self.exhausted:
+        failed_packs = len(self.failures) + self.with_misses
+        if failed_packs > limit and not self.exhausted:
             self.exhausted = True
             partly = (
                 f" ({self.with_misses} of them in some trials only)" if self.with_misses else ""
             )
             self._tell(
-                f"{count} packs failed{partly}, more than resources.max_trial_failures = {limit}: "
-                "no more are started"
+                f"{failed_packs} packs failed{partly}, more than resources.max_trial_failures = "
+                f"{limit}: no more are started"
             )
 
     def _extend_streak(self, failure: Failure) -> None:

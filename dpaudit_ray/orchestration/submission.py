@@ -231,7 +231,7 @@ class JobsClient:
     def _find_or_start(self, job: SweepJob, folder: Path) -> str:
         """Returns the id of the job that runs with the same settings; else starts the next."""
         metadata = job_metadata(job.sweep, job.run)
-        number = 1
+        attempt = 1
         for info in self._client.list_jobs():
             theirs = info.metadata or {}
             if not info.submission_id or theirs.get(_RUN) != job.run:
@@ -250,19 +250,19 @@ class JobsClient:
                 )
                 return str(info.submission_id)
             before = theirs.get(_ATTEMPT, "")
-            number = max(number, 1 + int(before) if before.isdecimal() else 1)
+            attempt = max(attempt, 1 + int(before) if before.isdecimal() else 1)
         for line in job.package.omissions():
             self._tell(line)
         # With the run's hash, jobs of different runs have different ids.
         run_hash = hashlib.sha256(job.run.encode()).hexdigest()[:8]
-        submission = f"{job.sweep.name}-{run_hash}-{number}"
+        submission = f"{job.sweep.name}-{run_hash}-{attempt}"
         self._client.submit_job(
             entrypoint=job.entrypoint,
             submission_id=submission,
             runtime_env=job.runtime_env | {"working_dir": str(folder)},
-            metadata=metadata | {_ATTEMPT: str(number)},
+            metadata=metadata | {_ATTEMPT: str(attempt)},
         )
-        self._tell(f"attempt {number} submitted as job {submission}: {self.page(submission)}")
+        self._tell(f"attempt {attempt} submitted as job {submission}: {self.page(submission)}")
         return submission
 
     def page(self, submission: str) -> str:

@@ -57,14 +57,14 @@ class ResourceRequest:
     def fits(self, resources: Mapping[str, float]) -> int:
         """Returns how many trainers a node with these resources holds."""
         slack = 1e-9  # 0.3 / 0.1 is less than 3
-        counts = []
+        trainers_by_resource = []
         for name, amount in self.resources.items():
             available = resources.get(name, 0)
             if name == "GPU" and amount < 1:  # all of it from one device: two hold 0.6 twice
-                counts.append(int(available) * int(1 / amount + slack))
+                trainers_by_resource.append(int(available) * int(1 / amount + slack))
             else:
-                counts.append(int(available / amount + slack))
-        return min(counts)
+                trainers_by_resource.append(int(available / amount + slack))
+        return min(trainers_by_resource)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Returns whether labels match all selectors (`a`, `!a`, `in(a, b)` or `!in(a, b)`)."""

@@ -338,7 +338,7 @@ def _count_missing(records: Numbers, after: Prepared) -> int:
     """Counts records [n, SUMMARY] that a run does not have, at any position."""
     candidates = np.sort([record[0] for record in after.records])
     tolerance = _EXACT * _spread(records[:, 0])
-    count = 0
+    missing_count = 0
     index = 0
     for number in np.sort(records[:, 0]):  # each candidate can be the match of one record
         while index < len(candidates) and candidates[index] < number - tolerance:
@@ -346,8 +346,8 @@ def _count_missing(records: Numbers, after: Prepared) -> int:
         if index < len(candidates) and candidates[index] <= number + tolerance:
             index += 1
         else:
-            count += 1
-    return count
+            missing_count += 1
+    return missing_count
 
 
 def _spread(numbers: Numbers) -> float:

@@ -386,14 +386,14 @@ class Audit:
 
         def requests() -> Iterator[RunRequest]:
             """Yields requests until the claim is refuted, runs fail, or too little time is left."""
-            for number in range(most_runs):
+            for run_number in range(most_runs):
                 if (
                     layer.refuted
                     or len(self._failed) >= _MOST_FAILURES
                     or self._seconds_left < least_seconds
                 ):
                     return
-                yield make_request(number)
+                yield make_request(run_number)
 
         self._progress(f"{phase}: 0 of {layer.planned} trials")
         for run in self._run(requests()):

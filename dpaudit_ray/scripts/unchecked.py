@@ -39,13 +39,13 @@ def unchecked_in(
         source = script.read_text(encoding="utf-8", errors="replace")
     except OSError:
         source = ""
-    for number, line in enumerate(source.splitlines(), 1):
+    for line_number, line in enumerate(source.splitlines(), 1):
         code = line.partition("#")[0]
         for pattern, hint in _HINTS.items():
             is_listed = any(item.startswith(hint) for item in unchecked)
             is_checked = follows_preparation and hint == _SCALING
             if not (is_listed or is_checked) and re.search(pattern, code):
-                unchecked.append(f"{hint} ({script.name}:{number})")
+                unchecked.append(f"{hint} ({script.name}:{line_number})")
     if result.processes:
         unchecked.append(result.unwatched_processes)
     if not result.made:

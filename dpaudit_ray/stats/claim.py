@@ -211,16 +211,16 @@ class Wagers:
 
     def _place_thresholds(self) -> None:
         """Puts thresholds between the worlds; beyond all scores if all of one world diverged."""
-        count, total, square = self._moments  # [worlds] each
-        if count.min() == 0:
-            if (count + self._diverged).min() > 0:
-                self.centre = math.inf if count[1] == 0 else -math.inf
+        score_counts, total, square = self._moments  # [worlds] each
+        if score_counts.min() == 0:
+            if (score_counts + self._diverged).min() > 0:
+                self.centre = math.inf if score_counts[1] == 0 else -math.inf
                 self.spread = 1.0
             return
         with np.errstate(over="ignore", invalid="ignore"):
-            means = total / count
-            squared_deviations = square - count * means**2
-            variance = float(np.sum(squared_deviations) / count.sum())
+            means = total / score_counts
+            squared_deviations = square - score_counts * means**2
+            variance = float(np.sum(squared_deviations) / score_counts.sum())
             self.centre = float(means.mean()) + self._origin
         self.spread = math.nan
         if math.isfinite(variance):

@@ -91,18 +91,18 @@ class GuessCounter:
         Arguments and results are those of `fold`.
         """
         finite = np.isfinite(scores)
-        sums, counts, diverged = [], [], []  # running totals by world: out, in
+        sums, score_counts, diverged = [], [], []  # running totals by world: out, in
         for world in (0, 1):
             in_world = members == bool(world)
             usable = finite & in_world
             with np.errstate(over="ignore", invalid="ignore"):
                 sums.append(_totals(self._sums[world], np.where(usable, scores, 0.0)))
-            counts.append(_totals(self._counts[world], usable))
+            score_counts.append(_totals(self._counts[world], usable))
             diverged.append(_totals(self.diverged[world], ~finite & in_world))
         # A whole batch is guessed by the totals before its first trial.
         before = np.arange(len(scores)) // batch * batch
-        n_out = counts[0][before]
-        n_in = counts[1][before]
+        n_out = score_counts[0][before]
+        n_in = score_counts[1][before]
         diverged_out = diverged[0][before]
         diverged_in = diverged[1][before]
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -122,7 +122,7 @@ class GuessCounter:
         self.guesses += int(guessed.sum())
         self.hits += int(right.sum())
         self._sums = (float(sums[0][-1]), float(sums[1][-1]))
-        self._counts = (int(counts[0][-1]), int(counts[1][-1]))
+        self._counts = (int(score_counts[0][-1]), int(score_counts[1][-1]))
         self.diverged = (int(diverged[0][-1]), int(diverged[1][-1]))
         if self._next_fit <= cut.LAST:
             self._log.append(scores, members)

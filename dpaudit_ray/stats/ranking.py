@@ -316,7 +316,7 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
     shares = responses.shares[levels] / responses.shares[levels].sum()
     mistakes = np.minimum(responses.mistakes[levels], 0.5 - 1e-6)  # of 1/2, all may cancel
     drops = _drops(weights, frequencies)
-    counts = np.arange(1)  # M_j that are likely enough
+    mistake_counts = np.arange(1)  # M_j that are likely enough
     # The transform, summed over the ways to each of these counts.
     sums = np.ones((1, len(frequencies)), dtype=np.complex128)
     log_scale = np.zeros_like(sums)  # by which `sums` are still to be multiplied
@@ -332,8 +332,8 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
         if level == len(shares) - 1:
             next_counts = next_counts[-1:]
         log_factors = np.log(1 - mistake * drops)
-        log_before = _overlap(weights.edges, counts) @ log_factors
-        trials = next_counts[:, None] - counts
+        log_before = _overlap(weights.edges, mistake_counts) @ log_factors
+        trials = next_counts[:, None] - mistake_counts
         most = max(int(trials.max()), 0)
         by_number = _poisson(np.arange(most + 1), size * share)
         probabilities = by_number[np.maximum(trials, 0)]
@@ -343,9 +343,9 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
         real_sums = probabilities @ sums.view(np.float64)
         sums = real_sums.view(np.complex128)
         log_scale = _overlap(weights.edges, next_counts) @ log_factors - log_before[:1]
-        counts = next_counts
+        mistake_counts = next_counts
     sums = sums * np.exp(log_scale)
-    return np.asarray(sums[0] / _poisson(counts, size))
+    return np.asarray(sums[0] / _poisson(mistake_counts, size))
 
 
 def _overlap(edges: Counts, ranks: Counts) -> Floats:

@@ -164,8 +164,8 @@ class _Side:
         """
         n, m = logits.shape
         chosen = members == inside
-        count = chosen.sum(axis=0)
-        fewest = int(count.min())
+        model_counts = chosen.sum(axis=0)
+        fewest = int(model_counts.min())
         if fewest < fewest_models:
             side = "in" if inside else "out"
             raise ValueError(
@@ -179,10 +179,10 @@ class _Side:
             values = statistic(logits[:, part].astype(float))
             is_chosen = chosen[:, part]
             sums = np.where(is_chosen, values, 0.0).sum(axis=0)
-            mean[part] = sums / np.maximum(count[part], 1)
+            mean[part] = sums / np.maximum(model_counts[part], 1)
             residuals = np.where(is_chosen, values - mean[part], 0.0)
             squares[part] = (residuals**2).sum(axis=0)
-        return cls(count, mean, squares)
+        return cls(model_counts, mean, squares)
 
     def deviation(self, variance: Variance) -> Floats:
         """Returns the standard deviation of each record, [m], or of all; never 0."""

@@ -43,16 +43,16 @@ def evidence(hits: Floats, sizes: Floats, rate: float) -> float:
     """
     if np.count_nonzero(sizes) < 2:
         return -math.inf  # one unit shows nothing of others
-    counts = np.ones(len(hits))
+    unit_counts = np.ones(len(hits))
     if len(hits) > _MANY:
         # A complex number stands for the pair of hits and size.
         units, numbers = np.unique(hits + 1j * sizes, return_counts=True)
         hits, sizes = units.real, units.imag
-        counts = numbers.astype(float)
+        unit_counts = numbers.astype(float)
     gains = (hits / rate - sizes) / sizes.max()
     factors = np.maximum(1 + _STAKES * gains, 0.0)
     with np.errstate(divide="ignore"):  # the boldest may lose everything
-        growth = np.log(factors) @ counts
+        growth = np.log(factors) @ unit_counts
     return float(np.logaddexp.reduce(_LOG_WEALTH + growth))
 
 

@@ -181,11 +181,11 @@ def best_test(
     pooled = worlds.pooled
     if min(worlds.sizes) == 0 or len(pooled) < 2:
         return 0.0, math.nan
-    count = len(pooled) - 1
+    threshold_count = len(pooled) - 1
     width = 1
-    while count // width > _MOST_BLOCKS:
+    while threshold_count // width > _MOST_BLOCKS:
         width *= _PARTS
-    starts = np.arange(0, count, width)
+    starts = np.arange(0, threshold_count, width)
 
     def rates(indices: Counts) -> tuple[Rates, Rates]:
         """Returns upper bounds on both error rates at thresholds between pooled scores."""
@@ -194,13 +194,13 @@ def best_test(
 
     while width > 1:
         fpr, fnr = rates(starts)
-        ends = np.minimum(starts + width, count) - 1
+        ends = np.minimum(starts + width, threshold_count) - 1
         fpr_at_end, _ = rates(ends)
         largest_possible = gain(fpr_at_end, fnr)
         may_be_best = largest_possible >= gain(fpr, fnr).max()
         width //= _PARTS
         smaller_blocks = starts[may_be_best, None] + width * np.arange(_PARTS)
-        starts = smaller_blocks[smaller_blocks < count]
+        starts = smaller_blocks[smaller_blocks < threshold_count]
     gains = gain(*rates(starts))
     equally_good = np.flatnonzero(gains == gains.max())
     middle = equally_good[len(equally_good) // 2]

@@ -250,17 +250,17 @@ class Groups:
         rising = rising[np.argsort(scores[rising])]
         is_first = _is_new(scores[rising])
         first = np.flatnonzero(is_first).astype(np.int32)  # rank where each distinct value begins
-        count = np.diff(first, append=np.int32(len(rising)))  # scores that are equal to it
+        equal_scores = np.diff(first, append=np.int32(len(rising)))  # scores that are equal to it
         group_of_value = np.arange(min(len(first), GROUPS), dtype=np.int16)  # sorted by digits
         if len(first) > GROUPS:  # else each value is a group
-            middle = first + count - count // 2 - 1
+            middle = first + equal_scores - equal_scores // 2 - 1
             coarse = np.searchsorted(_first_ranks(len(rising)), middle, side="right")
             group_of_value = np.cumsum(_is_new(coarse), dtype=np.int16) - 1
             del middle, coarse  # arrays as long as the scores
         total = int(group_of_value[-1]) + 1 if len(group_of_value) else 0
         group = np.full(len(scores), total, dtype=np.int16)  # the last one, for diverged trials
-        group[rising] = np.repeat(group_of_value, count)
-        del first, count, group_of_value, rising  # arrays as long as the scores
+        group[rising] = np.repeat(group_of_value, equal_scores)
+        del first, equal_scores, group_of_value, rising  # arrays as long as the scores
         size = np.bincount(group, minlength=total + 1)
         start = np.cumsum(size) - size
         finite = max(len(scores) - int(size[-1]), 1)

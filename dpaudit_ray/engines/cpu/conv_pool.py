@@ -266,15 +266,15 @@ class ConvPoolRule(Rule):
             lanes: length of a vector.
         """
         rows = self._rows(theta)
-        _, outputs, height, row = rows.shape
+        _, outputs, height, row_length = rows.shape
         stacked = len(theta) // inputs * outputs
         blocks = math.ceil(stacked / lanes)
-        w = theta.new_zeros(inputs, blocks * lanes, height, row)
-        w[:, :stacked] = rows.reshape(inputs, stacked, height, row)
+        w = theta.new_zeros(inputs, blocks * lanes, height, row_length)
+        w[:, :stacked] = rows.reshape(inputs, stacked, height, row_length)
         bias = theta.new_zeros(inputs, blocks * lanes)
         if self.bias is not None:
             bias[:, :stacked] = self.bias.of(theta).reshape(inputs, -1)
-        w = w.view(inputs, blocks, lanes, height, row)
+        w = w.view(inputs, blocks, lanes, height, row_length)
         return w.permute(0, 1, 3, 4, 2).contiguous(), bias
 
     def _rows(self, theta: Tensor) -> Tensor:

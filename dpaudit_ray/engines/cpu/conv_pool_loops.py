@@ -133,10 +133,10 @@ def _convolve(
     image_set, image = sample
     blocks, height, width, lanes = w.shape[1:]
     rows, columns, channels = out.shape
-    row = images.shape[3]
+    row_length = images.shape[3]
     tile_rows = len(static[1])
     tile_columns = len(static[2])
-    image_start = (image_set * images.shape[1] + image) * images.shape[2] * row
+    image_start = (image_set * images.shape[1] + image) * images.shape[2] * row_length
     arrays = (images, w, bias, out)
     for block in range(blocks):
         w_start = (image_set * blocks + block) * height * width * lanes
@@ -147,12 +147,12 @@ def _convolve(
                 c = min(first, columns - tile_columns)
                 # In the order of `vector_code.convolve`.
                 numbers = (
-                    image_start + r * steps.down * row + c * steps.across,
+                    image_start + r * steps.down * row_length + c * steps.across,
                     w_start,
                     bias_start,
                     (r * columns + c) * channels + block * lanes,
-                    steps.down * row,
-                    row,
+                    steps.down * row_length,
+                    row_length,
                     height,
                     width,
                     columns * channels,
@@ -276,18 +276,18 @@ def scratch(
 
 def _starts(
     cells: Sequence[int],
-    row: int,
+    row_length: int,
     steps: Sequence[int],
 ) -> Integers:
     """Returns where cells of a grid start in a flat image, int32 [rows · columns].
 
     Args:
         cells: rows and columns of the grid.
-        row: numbers in a row of the image.
+        row_length: numbers in a row of the image.
         steps: rows of the image between two rows of cells, and numbers between two columns.
     """
     rows, columns = (np.arange(count, dtype=np.int32) for count in cells)
-    starts: Integers = rows[:, None] * (steps[0] * row) + columns * steps[1]
+    starts: Integers = rows[:, None] * (steps[0] * row_length) + columns * steps[1]
     return starts.astype(np.int32).reshape(-1)
 
 
@@ -351,14 +351,14 @@ def input_gradients(
         static: sizes of `scatter` and of `unpool`.
     """
     (g, marks), (sample, image, outputs) = winners, buffers
-    tall, row = images.shape[2:]
+    tall, row_length = images.shape[2:]
     for model in range(len(marks)):
         for s in range(marks.shape[1]):
             _copy(g[model, s].reshape(-1), sample.g)
             _copy(marks[model, s].reshape(-1), sample.marks)
             _spread_windows(sample.g, sample, marks.shape[2:], steps, static[1])
-            _push_down(sample, w[model], (image, outputs), row, steps, static[0])
-            _copy(image[: tall * row], images[model, s].reshape(-1))
+            _push_down(sample, w[model], (image, outputs), row_length, steps, static[0])
+            _copy(image[: tall * row_length], images[model, s].reshape(-1))
 
 
 @inlined
@@ -425,7 +425,7 @@ def _form(
     """
     image, formed, biases = sample
     starts, values, counts = buffers.listed
-    row = image.shape[1]
+    row_length = image.shape[1]
     height, padded = formed.shape[1:]
     if _overlap(steps):
         _list_positions(
@@ -441,7 +441,7 @@ def _form(
             biases[o] = _sum(values[o, : counts[o]])
         for r in range(0, height, len(static[1])):
             out_start = (o * height + r) * padded
-            numbers = (r * row, o * starts.shape[1], out_start, counts[o], row, width)
+            numbers = (r * row_length, o * starts.shape[1], out_start, counts[o], row_length, width)
             gather(arrays, numbers, static)
     return _sum(buffers.squares) + _sum_of_squares(biases)
 
@@ -451,7 +451,7 @@ def _push_down(
     buffers: Scratch,
     w: Floats,
     image_buffers: tuple[Floats, Integers],
-    row: int,
+    row_length: int,
     steps: Steps,
     static: Static,
 ) -> None:
@@ -461,7 +461,7 @@ def _push_down(
         buffers: buffers by `scratch`; its grid has the gradients by position.
         w: weights [o, height, padded row].
         image_buffers: the image, to be written, and a buffer for numbers of outputs.
-        row: numbers in a row of the image.
+        row_length: numbers in a row of the image.
         steps: distances between positions.
         static: sizes of `scatter`.
     """
@@ -477,10 +477,11 @@ def _push_down(
         for i in range(rows):
             first = (i * columns + j) * outputs
             count = _list_outputs(bits[first : first + outputs], listed)
-            patch_start = i * steps.down * row + j * steps.across
+            patch_start = i * steps.down * row_length + j * steps.across
             # Without an output that has a gradient here, no row of the patch is added.
             for r in range(0, height if count else 0, len(static[1])):
-                numbers = (patch_start + r * row, first, r * padded, count, row, height * padded)
+                row_start = patch_start + r * row_length
+                numbers = (row_start, first, r * padded, count, row_length, height * padded)
                 scatter(arrays, numbers, static)
 
 
@@ -663,15 +664,15 @@ def descend(
     factors = np.zeros(_SAMPLES, squares.dtype)
     weighted = np.zeros(batch, np.int64)  # numbers of the samples with a weight
     for model in range(n):
-        count = 0
+        weighted_count = 0
         for s in range(batch):
             if weights[model, s] == 0:
                 squares[model, s] = 0
             else:
-                weighted[count] = s
-                count += 1
-        for first in range(0, count, _SAMPLES):
-            few = min(_SAMPLES, count - first)
+                weighted[weighted_count] = s
+                weighted_count += 1
+        for first in range(0, weighted_count, _SAMPLES):
+            few = min(_SAMPLES, weighted_count - first)
             for i in range(few):
                 _copy(g[model, weighted[first + i]], buffers[i])
             for stage in literal_unroll(stages):
@@ -723,13 +724,13 @@ def _push_below(stage: Stage, model: int, g: Floats) -> None:
         model: number of the model.
         g: to be written, without the zeros around the image.
     """
-    row = stage.images.shape[3]
+    row_length = stage.images.shape[3]
     rows, numbers = stage.below
     w = stage.w[model]
-    _push_down(stage.buffers, w, stage.image_buffers, row, stage.steps, stage.static[0])
+    _push_down(stage.buffers, w, stage.image_buffers, row_length, stage.steps, stage.static[0])
     image = stage.image_buffers[0]
     for r in range(rows):
-        first = (stage.edge[0] + r) * row + stage.edge[1]
+        first = (stage.edge[0] + r) * row_length + stage.edge[1]
         _copy(image[first : first + numbers], g[r * numbers : (r + 1) * numbers])
 
 

@@ -235,16 +235,16 @@ def _push_down(
     """
     inputs, batch = below.shape
     for i in range(inputs):
-        row = down[i]
+        gradients = down[i]
         source = below[i]
-        row[:] = 0
+        gradients[:] = 0
         for o in range(len(above)):
             w = weight[o * inputs + i]
             g = above[o]
             for s in range(batch):
-                row[s] += w * g[s]
+                gradients[s] += w * g[s]
         for s in range(batch):
-            row[s] = 0 if source[s] <= 0 else row[s]
+            gradients[s] = 0 if source[s] <= 0 else gradients[s]
 
 
 @compiled

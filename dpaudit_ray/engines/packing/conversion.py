@@ -73,7 +73,7 @@ def find_obstacle(module: nn.Module) -> str | None:
     paths: dict[int, str] = {}  # name of each parameter, by its id
     without_rule: list[str] = []
     bare_numbers = 0  # trainable numbers in layers without a rule
-    numbers = 0  # trainable numbers in all layers
+    trained_numbers = 0  # trainable numbers in all layers
     for path, layer in module.named_modules(remove_duplicate=False):
         problem = alteration(layer)
         if problem is not None:
@@ -87,11 +87,11 @@ def find_obstacle(module: nn.Module) -> str | None:
                 problem = f"shares a parameter ({full_name} is {first_name})"
                 return obstacle_at(path, layer, problem)
         of_layer = sum(p.numel() for p in trainable.values())
-        numbers += of_layer
+        trained_numbers += of_layer
         if trainable and _rule_of(layer) is None and not Attention.takes(layer):
             without_rule.append(obstacle_at(path, layer, "has no rule of this package"))
             bare_numbers += of_layer
-    return without_rule[0] if 2 * bare_numbers > numbers else None
+    return without_rule[0] if 2 * bare_numbers > trained_numbers else None
 
 
 def converted(

@@ -9,7 +9,7 @@ from .samplewise import Samplewise
 
 def first_not_finite(
     alone: Samplewise,
-    row: Tensor,
+    parameters: Tensor,
     x: Tensor,
     y: Tensor,
 ) -> tuple[int, str] | None:
@@ -17,7 +17,7 @@ def first_not_finite(
 
     Args:
         alone: computes the gradient of one example.
-        row: parameters of the model [p].
+        parameters: parameters of the model [p].
         x: examples [B, ...].
         y: targets [B].
 
@@ -26,7 +26,7 @@ def first_not_finite(
     """
     for j in range(len(y)):
         example = slice(j, j + 1)
-        (gradient,) = alone.gradients(row, x[example], y[example])
+        (gradient,) = alone.gradients(parameters, x[example], y[example])
         if not gradient.isfinite().all():
             for name, slot in slots_of(alone.module).items():
                 part = gradient[slot.start : slot.stop]

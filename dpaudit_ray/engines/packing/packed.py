@@ -357,10 +357,10 @@ def _key(
         if "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks:
             return None
         code.append((type(part), type(part).forward, part.training))
-    numbers = hashlib.sha256(repr(module).encode())
+    numbers_hash = hashlib.sha256(repr(module).encode())
     for t in (*module.parameters(), *module.buffers(), x, y):
         description = repr((t.shape, t.dtype, t.device, t.requires_grad))
-        numbers.update(description.encode())
+        numbers_hash.update(description.encode())
         data = t.detach().cpu().flatten().view(torch.uint8)
-        numbers.update(data.numpy().data)
-    return tuple(code), numbers.digest(), options
+        numbers_hash.update(data.numpy().data)
+    return tuple(code), numbers_hash.digest(), options

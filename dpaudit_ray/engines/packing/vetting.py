@@ -70,7 +70,7 @@ def vet(
     """
     bound = _BOUND_IN_FLOAT64 if x.dtype == torch.float64 else _BOUND
 
-    def check(outputs: Tensor, expected: Tensor) -> None:
+    def compare(outputs: Tensor, expected: Tensor) -> None:
         """Compares the first examples' outputs with their outputs in another batch."""
         if relative_error(outputs[: len(expected)], expected) > bound:
             raise _refusal(_MIXES)
@@ -81,7 +81,7 @@ def vet(
         The outputs are compared with `expected`, those of the whole batch.
         """
         outputs = _outputs_of(module, batch[rows])
-        check(outputs, expected[rows])
+        compare(outputs, expected[rows])
         return outputs
 
     # The same batch twice: no random numbers, no state, equal outputs.
@@ -104,7 +104,7 @@ def vet(
             changed = torch.cat([x[:-1], example])
             outputs = _tried(module, changed)
             if outputs is not None:
-                check(outputs, expected[:-1])
+                compare(outputs, expected[:-1])
     # Each example alone, and parts of a batch of the training's size.
     for j in range(len(x) if thorough else 1):
         check_part(slice(j, j + 1), x, expected)
@@ -112,7 +112,7 @@ def vet(
         # If a layer has capacity for some rows only, copies of one example exceed it.
         example = training_batch[:1]
         copied = _outputs_of(module, example.expand_as(training_batch))
-        check(copied, _outputs_of(module, example).expand_as(copied))
+        compare(copied, _outputs_of(module, example).expand_as(copied))
         batch = training_batch
         expected = _outputs_of(module, batch)
         for first, second in halves(batch, len(x)):

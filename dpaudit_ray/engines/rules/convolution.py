@@ -159,8 +159,8 @@ class Conv2dRule(Rule):
         if any(self.zero_pad):
             x = F.pad(x, self.zero_pad)
         x = x.contiguous()
-        count, channels, height, width = x.shape
-        shape = (count, channels, *self._kernel, rows, columns)
+        samples, channels, height, width = x.shape
+        shape = (samples, channels, *self._kernel, rows, columns)
         down, across = self._dilation
         stride_down, stride_across = self.stride
         image = height * width
@@ -174,7 +174,7 @@ class Conv2dRule(Rule):
             stride_across,
         )
         windows = x.as_strided(shape, strides)  # F.unfold takes more than twice as long on a CPU
-        patches = x.new_empty(count, self._inputs + 1, rows * columns)
+        patches = x.new_empty(samples, self._inputs + 1, rows * columns)
         patches[:, :-1].view(shape).copy_(windows)
         patches[:, -1].fill_(1)
         return patches

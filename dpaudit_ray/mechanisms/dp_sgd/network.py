@@ -122,10 +122,10 @@ def check_loss(name: str, outputs: Tensor, y: Tensor) -> None:
         outputs: outputs of the model on some examples, float [N, c].
         y: targets of the examples [N].
     """
-    count, width = outputs.shape
+    examples, width = outputs.shape
     if name == "mse" and width != 1:
         raise SpecError(_KEY, f"is mse, of one output, but the model has {width}")
-    call = f"{name}, called with outputs {[count, width]} and targets [{count}],"
+    call = f"{name}, called with outputs {[examples, width]} and targets [{examples}],"
     loss = loss_of(name)
     leaf = outputs.detach().requires_grad_()
     rows = zip(torch.split(leaf, 1), torch.split(y, 1), strict=True)
@@ -137,9 +137,9 @@ def check_loss(name: str, outputs: Tensor, y: Tensor) -> None:
     except Exception as error:  # a user's code may raise anything
         raise SpecError(_KEY, f"{call} fails: {first_line(error)}") from error
     problem = ""
-    if shape != [count]:
+    if shape != [examples]:
         problem = (
-            f"gives {shape}; it must give one loss for each example, [{count}]: take no mean or "
+            f"gives {shape}; it must give one loss for each example, [{examples}]: take no mean or "
             "sum over examples, and outputs[:, 0] of a single output"
         )
     elif not values.requires_grad:

@@ -235,13 +235,13 @@ class Recipe(Strict):
         share = getattr(self, option)
         if not isinstance(share, float):
             return 0
-        count = round(share * examples)
-        if count < 1:
+        part_size = round(share * examples)
+        if part_size < 1:
             raise SpecError(
                 f"mechanism.{option}",
                 f"is {share:g}, which is 0 of {examples} examples; take one or more",
             )
-        return count
+        return part_size
 
     def check_adversary(self, adversary: Adversary) -> None:
         """Raises SpecError for an adversary that cannot attack this training; reads no data."""

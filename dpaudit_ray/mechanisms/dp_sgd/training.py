@@ -44,7 +44,7 @@ Watch = Callable[[int, Tensor, Tensor], None]
 
 def draw_views(
     x: Tensor,
-    count: int,
+    view_count: int,
     seed: int,
     step: int,
 ) -> Tensor:
@@ -55,7 +55,7 @@ def draw_views(
 
     Args:
         x: images [B, C, H, W].
-        count: views of each.
+        view_count: number of views of each example.
         seed: seed of all views of a training.
         step: number of the step.
 
@@ -63,14 +63,14 @@ def draw_views(
         The views, [B, count, C, H, W].
     """
     height, width = x.shape[-2:]
-    size = len(x) * count
+    size = len(x) * view_count
     rng = np.random.default_rng(derive("views", seed, step))
     offsets = rng.integers(2 * _PAD + 1, size=(2, size, 1))
     is_mirrored = rng.random(size) < 0.5
     rows = np.arange(height) + offsets[0]
     columns = np.arange(width) + offsets[1]
     columns[is_mirrored] = columns[is_mirrored, ::-1]
-    images = np.repeat(np.arange(len(x)), count)
+    images = np.repeat(np.arange(len(x)), view_count)
     pixels = (
         images[:, None, None],
         rows[:, :, None],
@@ -79,7 +79,7 @@ def draw_views(
     indices = tuple(gpu_settings.copied_to(torch.from_numpy(index), x.device) for index in pixels)
     padded = F.pad(x, (_PAD,) * 4, mode="reflect")
     views = padded.movedim(1, -1)[indices].movedim(-1, 1)
-    return views.reshape(len(x), count, *x.shape[1:])
+    return views.reshape(len(x), view_count, *x.shape[1:])
 
 
 def divide(
@@ -423,31 +423,31 @@ class DpSgdTraining:
 
     def not_finite(
         self,
-        row: Tensor,
+        parameters: Tensor,
         step: int,
         canary: Canary | None,
     ) -> str:
         """Returns a clause on what is not finite in a step of a model.
 
         Args:
-            row: the model's parameters before the step [p].
+            parameters: the model's parameters before the step [p].
             step: number of the step.
             canary: the canary that may join the batch.
         """
-        largest = float(row.abs().max())
+        largest = float(parameters.abs().max())
         cause = f", with parameters of up to {largest:.0e}" if largest > _LARGE else ""
         x, y = self.batch(step)
         if y.dim() > 1:
             return f"an update of a {self.recipe.unit.protects} is not finite{cause}"
         views = self.recipe.augmentations > 1
         alone = Samplewise(self.module, self.model.loss, views=views)
-        failure = first_not_finite(alone, row, x, y)
+        failure = first_not_finite(alone, parameters, x, y)
         if failure is not None:
             j, clause = failure
             return f"{clause} for example {int(self.batches[step - 1][j])}{cause}"
         if isinstance(canary, SampleCanary):
             alone = Samplewise(self.module, self.model.loss)
-            failure = first_not_finite(alone, row, canary.x[:1], canary.y[:1])
+            failure = first_not_finite(alone, parameters, canary.x[:1], canary.y[:1])
             if failure is not None:
                 return f"{failure[1]} for the canary{cause}"
         rate = self.recipe.rate(step)

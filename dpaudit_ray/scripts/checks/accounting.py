@@ -55,10 +55,10 @@ class Accounting(Check):
             judgement: takes the findings.
         """
         claimed = inspection.result.claims
-        numbers = {n for n, claim in enumerate(claimed) if claim in group}
+        claim_ids = {n for n, claim in enumerate(claimed) if claim in group}
         last: dict[float, dict[int, Report]] = {}  # last report, by δ and accountant
         for report in inspection.result.reported:
-            if report.claim in numbers:
+            if report.claim in claim_ids:
                 last.setdefault(report.delta, {})[report.claim] = report
         for delta, reports in sorted(last.items()):
             final = [item for item in reports.values() if item.steps == inspection.taken]
@@ -67,16 +67,16 @@ class Accounting(Check):
             if not final or epsilon >= composed * (1 - claims.TOLERANCE):
                 continue
             values = {"composed": composed, "epsilon": epsilon, "count": len(final)}
-            if len(final) < len(numbers) == len(reports):
+            if len(final) < len(claim_ids) == len(reports):
                 # Each engine stated an ε, though not all at the end. The script may add them up.
-                judgement.find("reported apart", "get_epsilon", engines=len(numbers), **values)
+                judgement.find("reported apart", "get_epsilon", engines=len(claim_ids), **values)
                 if inspection.promised is None:
-                    why = f"whether the script adds up the ε of {len(numbers)} engines"
+                    why = f"whether the script adds up the ε of {len(claim_ids)} engines"
                     judgement.miss(why, name="sum of engines")
                 continue
             engines = ""
-            if len(numbers) > 1:
-                engines = f", of {len(final)} of {len(numbers)} engines on these records"
+            if len(claim_ids) > 1:
+                engines = f", of {len(final)} of {len(claim_ids)} engines on these records"
             names = "+".join(dict.fromkeys(claimed[report.claim].name for report in final))
             judgement.find(
                 "less reported",

@@ -168,16 +168,16 @@ def _report_steps(
         items = [item for item in certain if item.kind == kind]
         if not items:
             continue
-        number = items[0].step
+        first_step = items[0].step
         if kind == "row":
-            items = [item for item in items if item.step == number]
+            items = [item for item in items if item.step == first_step]
         judgement.find(
             finding,
-            at_step(number, steps[number].line),
-            change=steps[number].change or f"another record in place of {run.record}",
+            at_step(first_step, steps[first_step].line),
+            change=steps[first_step].change or f"another record in place of {run.record}",
             count=len(items),
-            rows=len(steps[number].rows),
-            drawn=steps[number].drawn,
+            rows=len(steps[first_step].rows),
+            drawn=steps[first_step].drawn,
             first=members[0] + 1,
             others=len(steps) - len(members),
             steps=len(steps),

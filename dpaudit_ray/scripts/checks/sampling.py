@@ -141,25 +141,27 @@ def _failed_test(
         inspection: inspection of the script, for its claim.
     """
     n = draws.records
-    count = len(draws.sizes)
+    draw_count = len(draws.sizes)
     total = sum(draws.sizes)
-    drawn_rate = min(rate, total / max(n * count, 1))  # a lower rate than accounted is allowed
+    drawn_rate = min(rate, total / max(n * draw_count, 1))  # a lower rate than accounted is allowed
     mean = n * drawn_rate
     # Pearson's statistic of the sizes: chi-squared if records are sampled independently.
     variance = max(mean * (1 - drawn_rate), 1e-9)
     spread = sum((size - mean) ** 2 for size in draws.sizes) / variance
     is_near_normal = mean >= _FEWEST_DRAWN
-    is_narrow = count >= _FEWEST_DRAWS and special.gammainc(count / 2, spread / 2) < level / 6
-    is_wide = special.gammaincc(count / 2, spread / 2) < level / 6
-    if total > 0 and special.bdtrc(total - 1, n * count, rate) < level / 3:
-        share = total / (n * count)
+    is_narrow = (
+        draw_count >= _FEWEST_DRAWS and special.gammainc(draw_count / 2, spread / 2) < level / 6
+    )
+    is_wide = special.gammaincc(draw_count / 2, spread / 2) < level / 6
+    if total > 0 and special.bdtrc(total - 1, n * draw_count, rate) < level / 3:
+        share = total / (n * draw_count)
         return finding(
             "rate",
             _WHERE,
             rate=rate,
             share=share,
             total=total,
-            draws=count,
+            draws=draw_count,
             records=n,
         )
     if draws.twice:
@@ -171,9 +173,9 @@ def _failed_test(
     if is_near_normal and is_narrow:
         return _judge_without_poisson("of a fixed size", rate, 1, inspection)
     empty = (1 - rate) ** n
-    log_without_empty = count * math.log1p(-min(empty, 1 - 1e-12))
+    log_without_empty = draw_count * math.log1p(-min(empty, 1 - 1e-12))
     if 0 not in draws.sizes and log_without_empty < math.log(level / 6):
-        return finding("no empty", _WHERE, expected=count * empty)
+        return finding("no empty", _WHERE, expected=draw_count * empty)
     is_dependent = deviation > _LIMIT or (is_near_normal and is_wide)
     if is_dependent or _is_uneven(draws, rate, level / 6):
         return finding("dependent", _WHERE, rate=rate)

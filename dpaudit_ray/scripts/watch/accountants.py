@@ -61,15 +61,15 @@ class Accountants:
             release: the release that is about to be made, which the next call is about; None at
                 the end of the run.
         """
-        counts = Counts()
+        step_counts = Counts()
         for index, accountant in enumerate(self.all):
             for noise, rate, steps in history_of(accountant):
-                counts[index, noise, rate] += steps
-        gained = counts - self._counts
+                step_counts[index, noise, rate] += steps
+        gained = step_counts - self._counts
         if self._release is not None and gained:
             _, noise, rate = min(gained)
             self.accounted.append(AccountedStep(*self._release, noise, rate))
-        self._counts = counts
+        self._counts = step_counts
         self._release = release
 
     def numbered_reports(self) -> tuple[Report, ...]:

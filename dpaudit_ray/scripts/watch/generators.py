@@ -76,13 +76,13 @@ def _set_state(generator: Generator, state: Any) -> None:
 def seed_generators(seed: int, generators: Iterable[Generator] = ()) -> None:
     """Seeds Python's generator, numpy's, torch's, and the passed ones."""
     for index, generator in enumerate(_with_global(generators)):
-        number = (seed + _SEED_STEP * index) % 2**63
+        generator_seed = (seed + _SEED_STEP * index) % 2**63
         if isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = type(generator.bit_generator)(number).state
+            generator.bit_generator.state = type(generator.bit_generator)(generator_seed).state
         elif isinstance(generator, torch.Generator):
-            generator.manual_seed(number)
+            generator.manual_seed(generator_seed)
         else:
-            generator.seed(number % 2**32)
+            generator.seed(generator_seed % 2**32)
 
 
 def _with_global(generators: Iterable[Generator]) -> list[Generator]:

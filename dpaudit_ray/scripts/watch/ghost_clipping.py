@@ -64,21 +64,21 @@ def _longest_gradient(loss: Any, backward: Callable[..., Any]) -> tuple[float, s
     """
     longest = 0.0
     change = ""
-    for row in spread_indices(len(loss.loss_per_sample), _CHANGED_RECORDS):
-        without = _clipped_sum(loss, backward, row, 0.0)
+    for position in spread_indices(len(loss.loss_per_sample), _CHANGED_RECORDS):
+        without = _clipped_sum(loss, backward, position, 0.0)
         for factor in _FACTORS:
-            shift = difference(_clipped_sum(loss, backward, row, factor), without)
+            shift = difference(_clipped_sum(loss, backward, position, factor), without)
             length = float(np.sqrt(sum(squared_lengths(shift))))
             if length >= longest:
                 longest = length
-                change = f"record {row} of the batch with {factor:.0f} times its loss"
+                change = f"record {position} of the batch with {factor:.0f} times its loss"
     return longest, change
 
 
 def _clipped_sum(
     loss: Any,
     backward: Callable[..., Any],
-    row: int,
+    position: int,
     factor: float,
 ) -> Release:
     """Returns the clipped sum if one record's loss were `factor` times as large.
@@ -86,11 +86,11 @@ def _clipped_sum(
     Args:
         loss: loss of Opacus, with the loss of each record.
         backward: the loss's backward pass, without the watch.
-        row: the record's position in the batch.
+        position: the record's position in the batch.
         factor: 0 leaves the record out.
     """
     weights = torch.ones_like(loss.loss_per_sample)
-    weights[row] = factor
+    weights[position] = factor
     params = list(loss.optimizer.params)
     with preserve_generators(), _trial_backward(loss.module, params):
         weighted = loss.loss_per_sample * weights

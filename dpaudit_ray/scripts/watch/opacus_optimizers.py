@@ -421,14 +421,14 @@ class OptimizerWatch(StepWatch):
         def change(optimizer: Any) -> None:
             """Takes the example's row out of the gradients of each parameter."""
             for p in optimizer.params:
-                row = index
+                position = index
                 is_list = isinstance(p.grad_sample, list)
                 parts = p.grad_sample if is_list else [p.grad_sample]
                 for number, part in enumerate(parts):
-                    if row < len(part):
-                        parts[number] = torch.cat([part[:row], part[row + 1 :]])
+                    if position < len(part):
+                        parts[number] = torch.cat([part[:position], part[position + 1 :]])
                         break
-                    row -= len(part)
+                    position -= len(part)
                 p.grad_sample = parts if is_list else parts[0]
 
         return change

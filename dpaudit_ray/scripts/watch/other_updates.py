@@ -28,13 +28,13 @@ def note_input(
     tensors = [a for a in arguments if isinstance(a, torch.Tensor)]
     if not tensors or tensors[0].dim() < 2 or len(tensors[0]) == 0:
         return
-    (row,) = row_keys(tensors[0][:1])
+    (row_key,) = row_keys(tensors[0][:1])
     private = run.networks.parameters()
     for p in module.parameters():
         if id(p) not in private:
             entry = (p, type(module).__name__, set[bytes]())
             is_trained = trains and p.requires_grad  # a frozen network only computes
-            run.updates.fed.setdefault((id(p), is_trained), entry)[2].add(row)
+            run.updates.fed.setdefault((id(p), is_trained), entry)[2].add(row_key)
 
 
 def count_step(run: WatchedRun, optimizer: Any) -> None:

@@ -286,14 +286,14 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
     for table, number in itertools.product(tables, range(len(examples))):
         shape = table.shape[1:]
         if len(shape) > 0 and shape == examples[number].shape[1:]:
-            numbers = {key: number for number, key in enumerate(row_keys(table))}
-            indices = [numbers.get(key, -1) for key in keys[number]]
+            row_numbers = {key: number for number, key in enumerate(row_keys(table))}
+            indices = [row_numbers.get(key, -1) for key in keys[number]]
             if min(indices) >= 0:
                 break
     else:
         return
-    if len(numbers) == len(table):
-        pinned.numbers = numbers
+    if len(row_numbers) == len(table):
+        pinned.numbers = row_numbers
     same_length = [t for t in tables if len(t) == len(table) and t is not table]
     labels = [array for array in same_length if list(row_keys(array[indices])) in keys]
     pinned.tables = [table, *labels]

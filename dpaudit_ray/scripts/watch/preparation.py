@@ -292,15 +292,15 @@ def _combine_table(table: Any, number: int) -> Numbers:
 def _combine_item(item: Any) -> Numbers:
     """Returns combinations [SUMMARY] of all values of a record."""
     total = np.zeros(SUMMARY)
-    for number, leaf in enumerate(tree_leaves(item)):
+    for part_number, leaf in enumerate(tree_leaves(item)):
         if isinstance(leaf, (str, bytes)):
-            total += _weights(1, number)[0] * zlib.crc32(repr(leaf).encode())
+            total += _weights(1, part_number)[0] * zlib.crc32(repr(leaf).encode())
             continue
         try:
             values = np.asarray(leaf, dtype=np.float64).reshape(-1)
         except (TypeError, ValueError):  # no numbers
             continue
-        total += np.nan_to_num(values, nan=0.5) @ _weights(len(values), number)
+        total += np.nan_to_num(values, nan=0.5) @ _weights(len(values), part_number)
     return total
 
 

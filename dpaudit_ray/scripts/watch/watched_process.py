@@ -296,7 +296,7 @@ def _draws(state: WatchedRun) -> list[Draws]:
     releases: dict[tuple[int, ReleaseKey], list[Indices]] = {}
     records: dict[int, int] = {}
     # Numbers of the records, by data set, as a record may be in the data several times.
-    numbers: dict[int, Indices] = {}
+    record_numbers: dict[int, Indices] = {}
     for draw in used:
         key = id(draw.data)
         if key not in private:
@@ -305,11 +305,11 @@ def _draws(state: WatchedRun) -> list[Draws]:
             _, rows = shared_records.base_and_rows(draw.data)
             records[key] = len(draw.data)
             if rows is not None:
-                numbers[key] = np.array(rows)
+                record_numbers[key] = np.array(rows)
                 records[key] = len(set(rows))
         indices = draw.indices
-        if key in numbers:
-            indices = numbers[key][indices]
+        if key in record_numbers:
+            indices = record_numbers[key][indices]
         releases.setdefault((key, draw.release), []).append(indices)
     groups: dict[tuple[int, float], list[Indices]] = {}
     for (key, release), parts in releases.items():  # a script may add up several draws
