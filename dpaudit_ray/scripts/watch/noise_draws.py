@@ -167,9 +167,14 @@ def _shifted(
     shifts = np.arange(1, n - _FEWEST_COMPARED + 1)
     # Sums of a[i] b[i + shift] for all shifts. Vectors are padded with n zeros, as a transform is
     # periodic and would add products of one's end and the other's beginning.
-    products = np.fft.irfft(np.conj(np.fft.rfft(a, 2 * n)) * np.fft.rfft(b, 2 * n), 2 * n)[shifts]
-    squares = np.cumsum(a**2)[n - shifts - 1] * np.cumsum(b[::-1] ** 2)[n - shifts - 1]
-    scores = np.abs(products) / np.sqrt(np.maximum(squares, _LEAST_PRODUCT)) * np.sqrt(n - shifts)
+    transform_of_a = np.fft.rfft(a, 2 * n)
+    transform_of_b = np.fft.rfft(b, 2 * n)
+    products = np.fft.irfft(np.conj(transform_of_a) * transform_of_b, 2 * n)[shifts]
+    overlaps = n - shifts  # how many entries are compared
+    squares_of_a = np.cumsum(a**2)[overlaps - 1]
+    squares_of_b = np.cumsum(b[::-1] ** 2)[overlaps - 1]
+    lengths = np.sqrt(np.maximum(squares_of_a * squares_of_b, _LEAST_PRODUCT))
+    scores = np.abs(products) / lengths * np.sqrt(overlaps)
     shift = int(shifts[np.argmax(scores)])
     strongest = _correlation(kind, between, a[:-shift], b[shift:])
     return dataclasses.replace(strongest, shift=shift, pairs=len(shifts))
@@ -189,5 +194,6 @@ def _distance_from_normal(values: Vector) -> LawDistance:
     below = torch.special.ndtr(torch.from_numpy(np.sort(values))).numpy()
     n = len(values)
     grid = np.arange(n + 1) / n
-    distance = max(float(np.max(grid[1:] - below)), float(np.max(below - grid[:-1])))
-    return LawDistance(distance, n)
+    farthest_above = float(np.max(grid[1:] - below))
+    farthest_below = float(np.max(below - grid[:-1]))
+    return LawDistance(max(farthest_above, farthest_below), n)

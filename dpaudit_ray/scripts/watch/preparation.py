@@ -284,7 +284,8 @@ def _summaries(run: WatchedRun, data: Any) -> list[Summary]:
 
 def _combine_table(table: Any, number: int) -> Numbers:
     """Returns combinations [rows, SUMMARY] of each row's values, in the data's table `number`."""
-    rows = torch.as_tensor(table).detach().double().reshape(len(table), -1).nan_to_num(0.5)
+    values = torch.as_tensor(table).detach().double()
+    rows = values.reshape(len(table), -1).nan_to_num(0.5)
     combined: Numbers = rows.numpy() @ _weights(rows.shape[1], number)
     return combined
 

@@ -350,7 +350,8 @@ def _are_bounded(records: Sequence[Any]) -> bool:
     Such rows seem to have been shortened or cut before.
     """
     for array in records:
-        rows = np.abs(_flat([array])[0]).reshape(len(array), math.prod(np.shape(array)[1:]))
+        row_size = math.prod(np.shape(array)[1:])
+        rows = np.abs(_flat([array])[0]).reshape(len(array), row_size)
         sizes = (rows.max(axis=1, initial=0), np.linalg.norm(rows, axis=1))
         most = max(np.sum(size > size.max(initial=0) * _NEARLY) for size in sizes)
         if most < _FEWEST_EQUAL and "float" in str(array.dtype):

@@ -196,7 +196,8 @@ class StepWatch:
         by_size = sorted(range(len(v)), key=lambda index: v[index].numel())
         for index in dict.fromkeys([*by_size[:2], *by_size[-2:]]):  # smallest and largest tensors
             row = [torch.zeros_like(w) for w in v]
-            row[index] = FAR * self.bound * v[index] / max(float(v[index].norm()), _SHORTEST)
+            length = max(float(v[index].norm()), _SHORTEST)
+            row[index] = FAR * self.bound * v[index] / length
             what = f"a gradient of {names[index]} alone, a thousand times too long"
             yield what, self.appended(row)
         near = self.appended([NEAR * self.bound * w for w in v])
