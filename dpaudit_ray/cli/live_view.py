@@ -60,22 +60,23 @@ class View:
         return f"{speed(self.rate)} trials/s, ETA {duration(self.seconds_left)}"
 
     def picture(self, width: int, height: int) -> RenderableType:
-        """Draws less than `height` lines, at most two thirds of them: other output stays."""
+        """Draws at most two thirds of `height` lines, so that other output stays visible."""
         progress = self.progress
         if progress is None:
             return _one_line(f"{self.pace} ...")
         parts: list[RenderableType] = [_one_line(_totals(progress, f"  {self.pace}"))]
-        rows = max(height * 2 // 3 - 4, 0)  # audits; four more are totals, legend, head, end
-        if rows == 0:
+        # Lines for audits. Four more are for totals, legend, head and end.
+        audit_lines = max(height * 2 // 3 - 4, 0)
+        if audit_lines == 0:
             return Group(*parts)
         legend, labels = shorten_labels([printable(audit.label) for audit in progress.audits])
         indices = list(range(len(labels)))
-        if len(indices) > rows:
+        if len(indices) > audit_lines:
             indices.sort(key=lambda index: _urgency(progress, index))
         if legend:
             parts.append(_one_line(legend, "dim"))
-        parts.append(_table(progress, labels, indices[:rows]))
-        hidden = Counter(_state(progress, index) for index in indices[rows:])
+        parts.append(_table(progress, labels, indices[:audit_lines]))
+        hidden = Counter(_state(progress, index) for index in indices[audit_lines:])
         if hidden:
             counts = ", ".join(f"{count} {state}" for state, count in sorted(hidden.items()))
             parts.append(_one_line(f"+{hidden.total()} more: {counts}", "dim"))

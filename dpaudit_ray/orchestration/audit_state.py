@@ -102,8 +102,8 @@ class AuditState:
         self._test = None
         if self._rule is not None and self._rule.verdict:
             self._test = claims.test(audit, cell)
-        # The first bound is shown, the last is compared with the claim. At δ = 0, a Gaussian has
-        # no finite ε.
+        # The first of these bounds is shown, the last is compared with the claim. At δ = 0, a
+        # Gaussian has no finite ε.
         self._bounds = [live_bound(audit)] if cell.audit.delta else []
         if not claims.is_gaussian(cell, audit.accountant):
             self._bounds.append(live_bound(audit, curve="any"))

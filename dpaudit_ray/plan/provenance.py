@@ -217,9 +217,13 @@ def other_files(
     recorded: tuple[InputFile, ...],
     now: tuple[InputFile, ...],
 ) -> str | None:
-    """Returns the first difference in content, in words; None without one.
+    """Returns the first difference in content, in words; None if there is no difference.
 
     Files with equal content count once.
+
+    Args:
+        recorded: files as the run recorded them.
+        now: files as they are now.
     """
     before = {file.sha256: file for file in recorded}
     after = {file.sha256: file for file in now}

@@ -743,7 +743,7 @@ def _check_verdict(
     Args:
         sources: the run, all of whose audits are `intact`.
         rows: the recomputed estimates.
-        stored: the stored ones, taken where nothing could be recomputed.
+        stored: the stored estimates, taken for audits that could not be recomputed.
     """
     table = frame(pa.Table.from_pylist([vars(row) for row in rows], ESTIMATE_SCHEMA))
     unchecked = stored[~stored["audit"].isin(set(table["audit"]))]

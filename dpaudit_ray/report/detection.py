@@ -204,7 +204,7 @@ def _share_refuted(
         audit: a test without trials; each simulated audit starts from a fresh copy of it.
         draw: draws the scores and bits of an audit.
         alpha: error probability at which the claim counts as refuted.
-        required: a share; that it is lower needs not be known more exactly.
+        required: a share; a result below it need not be exact.
         with_bounds: whether audits test bounds on ε, too; without them the share is not larger.
     """
     rng = np.random.default_rng(0)

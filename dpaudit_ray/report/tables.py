@@ -172,15 +172,15 @@ def bounds(run: Run) -> pd.DataFrame:
 def with_options(run: Run, table: pd.DataFrame) -> pd.DataFrame:
     """Returns a table with the options that the grid sets behind its `audit` and `label`.
 
-    A column for each option, as `mechanism.noise_multiplier`, and always for the names of mechanism
-    and adversary. NaN if an audit has no such option; lists are text.
+    It gets a column for each option, such as `mechanism.noise_multiplier`, and always for the names
+    of mechanism and adversary. A value is NaN if an audit has no such option. Lists are text.
     """
     cells = run.sweep.cells
     stated = pd.json_normalize([cell.identity() for cell in cells])  # without defaults
     complete = pd.json_normalize([cell.model_dump(mode="json") for cell in cells])
     options = stated.combine_first(complete)
     options = options.map(lambda value: str(value) if isinstance(value, list) else value)
-    # Of the options that are stated or vary: those that the grid sets, or that lie below its keys.
+    # Options that are stated or vary are shown if the grid sets them, or an option above them.
     candidates = {*stated, *options.columns[options.nunique() > 1]}
     keys = {"mechanism.name", "adversary.name", *grid.keys(run.sweep.raw)}
     prefixes = tuple(f"{key}." for key in keys)
@@ -254,12 +254,12 @@ def assumption_free(
 ) -> Row | None:
     """Returns a row with the assumption-free bound that belongs to `row`; None without one.
 
-    If the estimator of that bound has a row, this is returned. Otherwise it is `row` with the
-    bound exchanged, which then holds for this audit alone, not for all simultaneously.
+    If the estimator of that bound has a row, that row is returned. Otherwise it is `row` with the
+    bound exchanged. This bound holds for its audit alone, and not for all simultaneously.
 
     Args:
         rows: the audit's rows, `Run.last_rows`.
-        row: one of them.
+        row: one of these rows.
     """
     name = str(row["free_estimator"])
     if name in rows:

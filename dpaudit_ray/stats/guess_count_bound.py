@@ -55,7 +55,7 @@ class GuessCounter:
         Args:
             scores: float64 [n].
             members: the secret bits, bool [n].
-            batch: number of successive trials that are guessed by those before the first of them.
+            batch: number of successive trials that are all guessed by the trials before them.
 
         Returns:
             Whether each trial was guessed, and whether that was correct, bool [n] each.

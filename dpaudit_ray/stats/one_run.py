@@ -288,10 +288,12 @@ def p_value(
 def _largest_mean(correct: int, guesses: int, epsilon: float) -> float:
     """Returns max over 1 ≤ i ≤ v of P[v > B ≥ v - i] / i: the largest mean of the pmf below v.
 
+    B is the number of correct guesses if each is correct with probability e^ε / (e^ε + 1).
+
     Args:
         correct: v, number of correct guesses.
-        guesses: r.
-        epsilon: ε of the rate of B.
+        guesses: r, number of guesses.
+        epsilon: ε, for the law of B.
     """
     # log pmf at v - 1, then sums of log ratios pmf(k - 1) / pmf(k) = k / (r - k + 1) * e^-ε.
     wrong = guesses - correct + 1

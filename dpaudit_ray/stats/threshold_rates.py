@@ -129,10 +129,10 @@ class EpsDelta(Logged, Estimator):
         super().__post_init__()
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """Bounds ε by both error rates at a threshold that other trials have fixed.
+        """Bounds ε by both error rates at one threshold.
 
-        The first trials choose it, as the one of their largest bound, and are not counted
-        afterwards.
+        Unless the threshold is `fixed`, the first trials choose it, where their own bound is
+        largest. They are not counted afterwards.
         """
         alpha = 1 - confidence
         gain = functools.partial(epsilon_of_rates, delta=delta)

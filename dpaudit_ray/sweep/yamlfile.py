@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
         parent: yaml.Node | None,
         index: Any,
     ) -> yaml.Node | None:
-        """Composes a node, and counts it with all that aliases in it stand for."""
+        """Composes a node, and counts its values; an alias counts as the values that it repeats."""
         before = self._values
         self._depth += 1
         if self._depth > MAX_DEPTH:

@@ -66,7 +66,10 @@ class PatchCut:
         shape: Sequence[int],
         dtype: torch.dtype,
     ) -> "PatchCut | None":
-        """Returns None if a row of a patch does not fit into the registers."""
+        """Returns the division for weights of a shape [outputs, channels, height, width].
+
+        It is None if a row of a patch does not fit into the registers.
+        """
         _, channels, height, width = shape
         row_length = width * channels
         lanes = vector_code.lanes(dtype.itemsize, row_length)

@@ -527,8 +527,8 @@ def _list_windows(
 ) -> None:
     """Lists the positions with a gradient by output, if windows do not overlap.
 
-    Then a position's gradient is that of the one window it has won, and the window's mark names the
-    position: the grid is not needed. Entries are written as in `_list_positions`.
+    Then a position that wins has the gradient of its one window, whose mark names the position. So
+    the grid is not needed. Entries are written as in `_list_positions`.
 
     Args:
         g: gradients by window [h · w · o].

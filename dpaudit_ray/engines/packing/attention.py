@@ -25,8 +25,8 @@ class Attention(nn.Module):
 
         Args:
             source: the user's layer, whose settings are taken.
-            slots: where each of its parameters lies in a model's flat parameters, by name.
-            passes: where the layers are applied.
+            slots: place of each of the layer's parameters in a model's flat parameters, by name.
+            passes: the passes in which the layers are applied.
         """
         super().__init__()
         self.heads = source.num_heads

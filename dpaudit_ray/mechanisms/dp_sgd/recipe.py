@@ -452,8 +452,8 @@ def calibrate_noise(
 ) -> float:
     """Returns a noise multiplier whose claim is at most ε, rounded up to six digits.
 
-    With the Gaussian accountant it is the smallest such multiplier. With others, its claim lies at
-    most 0.01, and at most 1 %, below ε. Secants in log σ find it, as a query may take seconds.
+    With the Gaussian accountant it is the smallest such multiplier. With others, the claim is
+    at most 0.01, and at most 1 %, below ε. Secants in log σ find it, as a query may take seconds.
 
     Args:
         epsilon: ε of the claim.
@@ -513,8 +513,8 @@ def check_like(
     Args:
         data: the data of the mechanism.
         other: the data to check.
-        key: option that names this data.
-        name: name of this data.
+        key: option that names the other data.
+        name: name of the other data.
     """
     shape = data.x.shape[1:]
     other_shape = other.x.shape[1:]
