@@ -165,7 +165,9 @@ class Projected(Sums):
         return cls(zeros, whitening, public, reading, indices, weights)
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
-        """Adds the evidence in one step: with independent noise, if the canary may join it.
+        """Adds the evidence of one step.
+
+        With independent noise, only steps that the canary may join have evidence.
 
         Args:
             step: the step's number, from 1.

@@ -52,7 +52,7 @@ def _top(
 
 def main() -> Never:
     """Entry point: turns every error into one line and its exit code."""
-    end = [*sys.argv, "--"].index("--")  # then come arguments of a script
+    end = [*sys.argv, "--"].index("--")  # arguments of a script follow
     debug = "--debug" in sys.argv[:end]
     sys.argv[:end] = [argument for argument in sys.argv[:end] if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):

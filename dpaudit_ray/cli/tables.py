@@ -285,9 +285,9 @@ def show_cost(core_hours: float, price: float | None, most: float | None) -> Non
     """Prints the core-hours that remain, their price, and whether the sweep's limit allows them.
 
     Args:
-        core_hours: NaN if they are unknown.
+        core_hours: core-hours that remain; NaN if they are unknown.
         price: price of a core-hour, in any currency.
-        most: `resources.max_core_hours`.
+        most: the limit, `resources.max_core_hours`.
     """
     if not core_hours > 0:
         return

@@ -171,11 +171,11 @@ class AuditState:
         return bound
 
     def _advance(self, into_estimates: bool = False) -> None:
-        """Folds further packs, in the order of their trials, until these are enough.
+        """Folds further packs, in the order of their trials, until the trials are enough.
 
         Args:
-            into_estimates: whether to fold them into the estimates at once. That takes long, so
-                otherwise it is left to the caller of `take_snapshot`.
+            into_estimates: whether to fold the packs into the estimates at once. That takes long,
+                so otherwise it is left to the caller of `take_snapshot`.
         """
         if self.decided is not None:
             return

@@ -131,7 +131,7 @@ class Driver:
         return audit in self._budget.closed or audit in self._decided
 
     def _settle(self, outcome: Outcome) -> None:
-        """Books how a pack ended: queues a lost one again, passes failures to the aggregator."""
+        """Books how a pack ended: queues a lost pack again, passes failures to the aggregator."""
         self._last_result = time.time()
         if outcome.pack:
             self._in_flight.discard(outcome.pack)

@@ -129,7 +129,7 @@ class Deadlines:
         fixed: float | Literal["auto"],
         trial_limits: Mapping[int, float | None] | None = None,
     ) -> None:
-        """Has timed no pack yet.
+        """Begins without a timed pack.
 
         Args:
             fixed: the limit that the sweep sets, in seconds.

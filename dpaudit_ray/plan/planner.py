@@ -45,7 +45,7 @@ def _plan_audit(
     old: PlannedAudit | None,
     extends: bool,
 ) -> PlannedAudit:
-    """Plans one audit, without its preparation; `old` is the audit in an earlier plan, if any.
+    """Plans one audit, without its preparation.
 
     Args:
         index: index of the audit in the sweep.

@@ -398,7 +398,7 @@ def _by_step(
     """
     values = {}
     for accountant, epsilons in claimed.items():
-        # Where `_claims` cannot recompute, it returns the plan's ε: none, or for other steps.
+        # If `_claims` cannot recompute, it returns the plan's ε: none, or ε for other steps.
         for step, epsilon in zip(steps, epsilons, strict=False):
             values[f"claim after step {step} by {accountant}"] = epsilon
     return values

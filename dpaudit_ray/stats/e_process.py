@@ -154,10 +154,10 @@ def log_mixture(
     trials: int,
     prior: tuple[float, float] = UNIFORM,
 ) -> float:
-    """Averages the likelihood ratio against `rate` over rates above it, Beta(prior); its log.
+    """Returns the log of the likelihood ratio against `rate`, averaged over Beta rates above it.
 
-    Arguments are those of `anytime_lower`. With B of the Beta function and P of a Beta variable it
-    is
+    Arguments are those of `anytime_lower`. With the Beta function B, and probabilities P of Beta
+    variables, the average is
 
         B(a + hits, b + misses) P(posterior > rate)
         / (B(a, b) P(prior > rate) rate^hits (1 - rate)^misses).

@@ -217,7 +217,7 @@ def _lease_taken(run: RunDirectory, entry: Entry | None) -> RunDirectoryError:
 
 
 def _read(run: RunDirectory) -> Entry | None:
-    """Returns the entry; an empty one if it is damaged, which no driver renews.
+    """Returns the driver's entry; {} if the entry is damaged, as no driver renews such an entry.
 
     An attacker may have written the file: a process id that no system call accepts is removed.
     """

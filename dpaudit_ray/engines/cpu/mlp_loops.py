@@ -200,9 +200,9 @@ def _add_squares(
 
     Args:
         below: inputs x of the layer, [inputs, B].
-        above: gradients g of its outputs, [outputs, B].
-        bias: whether the layer has one.
-        squares: [B], to which they are added.
+        above: gradients g of the layer's outputs, [outputs, B].
+        bias: whether the layer has a bias.
+        squares: numbers [B] to which the squares are added.
     """
     g_squares = np.zeros_like(squares)
     x_squares = np.zeros_like(squares)

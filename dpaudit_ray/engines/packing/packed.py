@@ -133,7 +133,7 @@ class PackedModel:
         """Packs the module once more, unchecked.
 
         Args:
-            groups: how many models are computed at once; those of this one if None.
+            groups: how many models are computed at once; None for the groups of this model.
             loops: whether compiled loops compute layers that have some.
             mapped: whether `vmap` gives the module one example at a time.
         """

@@ -168,7 +168,7 @@ def _label_without(audit: PlannedAudit, option: str) -> str:
 def last_bounds(table: pd.DataFrame) -> pd.DataFrame:
     """Returns the lines of a `bounds_table` at their last step, with their mean over repetitions.
 
-    `kind` is the assumption of the bounds, or that their mean is above its claim.
+    The column `kind` has the assumption of the bounds, or that their mean is above its claim.
     """
     last_steps = table.groupby("line")["step"].transform("max")
     last = table[table["step"] == last_steps]
