@@ -32,12 +32,12 @@ def all_sections(run: Run, progress: verdict.Progress | None) -> Content:
         run: the run.
         progress: called with the number of judged audits and of all, if a verdict is computed.
     """
-    number = len(run.plan.audits)
-    if number > many_audits.FEW:
+    audit_count = len(run.plan.audits)
+    if audit_count > many_audits.FEW:
         content = _many(run, progress)
     else:
         # One after another: only one audit's trials are in memory at a time.
-        audits = [_audit(run, index) for index in range(number)]
+        audits = [_audit(run, index) for index in range(audit_count)]
         answer = verdict.current(run, progress)
         content = _answer(run, audits, answer) | _figures(run, audits) | {"many": False}
     return content | _options(run) | _reading(run) | _failed(run)

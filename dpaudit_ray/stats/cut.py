@@ -84,7 +84,7 @@ def _fit_bytes(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
 
     Args:
         score_bytes: the bytes of scores, float64 [n]: unlike arrays, they are keys of the cache.
-        member_bytes: those of the secret bits, bool [n].
+        member_bytes: the bytes of the secret bits, bool [n].
     """
     scores = np.frombuffer(score_bytes)
     members = np.frombuffer(member_bytes, bool)
@@ -101,7 +101,7 @@ def _fit_bytes(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
         differences = np.concatenate([inside - median_in, outside - median_out])
         deviation = np.median(np.abs(differences)) / ndtri(0.75)  # the median deviation is .67 σ
         inverse_counts = 1 / len(inside) + 1 / len(outside)
-        # Of the midpoint of two medians: each has a variance of σ² π / (2 n).
+        # Variance of the midpoint of two medians, each of which has a variance of σ² π / (2 n).
         variance = math.pi / 8 * inverse_counts
         error = math.sqrt(variance) * deviation
         is_near = abs(means_middle - medians_middle) <= _FAR * error

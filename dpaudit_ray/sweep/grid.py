@@ -142,7 +142,7 @@ def shorten_labels(
 
     The legend has the parts that all labels share, "all: SHARED". If the other parts have the same
     keys in the same order, it has these, too, "audit: KEY, KEY", and labels have the values alone.
-    If a label would become empty, all stay as they are.
+    If a label would become empty, all labels stay as they are.
 
     Returns:
         The legend, and each label, in order, without the parts that the legend has.

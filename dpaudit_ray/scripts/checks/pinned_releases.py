@@ -34,21 +34,26 @@ class Difference:
     name: str = ""
 
 
-def differences(alone: PinnedRun, other: PinnedRun | None) -> set[Difference]:
-    """Returns all differences of two runs, as far as both went; none without another run."""
+def differences(unchanged: PinnedRun, other: PinnedRun | None) -> set[Difference]:
+    """Returns all differences of two runs, as far as both went; none without another run.
+
+    Args:
+        unchanged: the run in which nothing but the releases is changed.
+        other: a run with a further change.
+    """
     if other is None:
         return set()
     different: set[Difference] = set()
-    for number, (a, b) in enumerate(zip(alone.steps, other.steps, strict=False)):
+    for number, (a, b) in enumerate(zip(unchanged.steps, other.steps, strict=False)):
         if not b.member and a.release != b.release:
             different.add(Difference("release", number))
         if a.update != b.update:
             different.add(Difference("update", number))
         different.update(Difference("row", number, row) for row in _changed_rows(a, b))
-    if len(alone.steps) != len(other.steps) and not (alone.cut or other.cut):
+    if len(unchanged.steps) != len(other.steps) and not (unchanged.cut or other.cut):
         different.add(Difference("published", name="what ends training"))
     # A run that ended early has published only the first of the values that the other published.
-    texts = zip(alone.result.published, other.result.published, strict=False)
+    texts = zip(unchanged.result.published, other.result.published, strict=False)
     for (name, text), (other_name, other_text) in texts:
         if name == other_name and text != other_text:
             different.add(Difference("published", name=name))
@@ -88,12 +93,12 @@ def acquits(inspection: Inspection) -> bool:
     way would differ.
     """
     pinned = inspection.pinned or PinnedRuns()
-    alone = pinned.unchanged
+    unchanged = pinned.unchanged
     other = pinned.varied or pinned.halved
-    if alone is None or other is None:
+    if unchanged is None or other is None:
         return False
-    is_whole = not (alone.cut or other.cut) and len(alone.steps) == len(other.steps)
-    return is_whole and alone.result.published == other.result.published
+    is_whole = not (unchanged.cut or other.cut) and len(unchanged.steps) == len(other.steps)
+    return is_whole and unchanged.result.published == other.result.published
 
 
 class PinnedReleases(Check):
@@ -114,12 +119,12 @@ class PinnedReleases(Check):
         may hide the record: it is doubtful, and no finding.
         """
         pinned = inspection.pinned or PinnedRuns()
-        alone = pinned.unchanged
+        unchanged = pinned.unchanged
         exchanged = pinned.exchanged
-        if alone is None or exchanged is None:
+        if unchanged is None or exchanged is None:
             return judgement.miss(pinned.missing)
-        bypassing = differences(alone, exchanged) - differences(alone, pinned.other_noise)
-        doubtful = bypassing & differences(alone, pinned.other_randomness)
+        bypassing = differences(unchanged, exchanged) - differences(unchanged, pinned.other_noise)
+        doubtful = bypassing & differences(unchanged, pinned.other_randomness)
         certain = sorted(bypassing - doubtful)
         _report_steps(exchanged, certain, judgement)
         names = [item.name for item in certain if item.kind == "published"]
@@ -131,8 +136,8 @@ class PinnedReleases(Check):
                 judgement.find(kind, where, names=listed(changed))
         if pinned.missing:
             return judgement.miss(pinned.missing)
-        if alone.cut or exchanged.cut:
-            steps = min(len(alone.steps), len(exchanged.steps))
+        if unchanged.cut or exchanged.cut:
+            steps = min(len(unchanged.steps), len(exchanged.steps))
             why = f"returned values were not compared, only {steps} steps"
             return judgement.miss(f"{why}; give a longer --budget for whole runs")
         perhaps_hidden = {item.name or "later steps" for item in doubtful if item.kind != "row"}
@@ -141,7 +146,7 @@ class PinnedReleases(Check):
                 f"whether noise outside of steps hides a record in {listed(sorted(perhaps_hidden))}"
             )
             return judgement.miss(why)
-        summary = f"{len(alone.steps)} steps, repeated with another record in place of "
+        summary = f"{len(unchanged.steps)} steps, repeated with another record in place of "
         summary += exchanged.record.removesuffix(",")
         if pinned.varied is not None:
             summary += ", and with one of each batch exchanged or left out"
