@@ -159,8 +159,8 @@ class Products(Sums):
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
         """Adds the products of one release with the canaries.
 
-        Independent noise: the release counts as it is, at steps that have the canaries. Correlated
-        noise: every step counts, after the other records' gradients are subtracted.
+        With independent noise, releases of the steps that have the canaries count as they are. With
+        correlated noise every step counts, after the other records' gradients are subtracted.
 
         Args:
             step: number of the step, from 1.

@@ -726,8 +726,8 @@ class Trials:
                 # Log likelihood ratios of the complete release: along g_1 - g_0 it is N(b μ, 1),
                 # and constant otherwise. They are drawn from the closed form, so do not check it.
                 mu = mu[records]
-                along = members[rows] * mu + rng.normal(size=len(mu))
-                scores[rows] = mu * along - mu**2 / 2
+                projections = members[rows] * mu + rng.normal(size=len(mu))
+                scores[rows] = mu * projections - mu**2 / 2
             else:
                 # The solution in standard deviations, which follow from μ and from the difference
                 # that the label makes.

@@ -42,7 +42,7 @@ class Estimates:
             audit: the audit as planned.
             cell: the audit as the sweep has it.
             budget: error budget of the whole sweep.
-            prepared: returns the parts of its preparation, none before all are stored.
+            prepared: returns the parts of the audit's preparation; none before all are stored.
         """
         self._audit = audit
         self._cell = cell

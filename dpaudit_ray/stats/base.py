@@ -322,8 +322,8 @@ _BY_RUNS = (
 def check_apart(scores: Scores, members: Members, remedy: str) -> None:
     """Raises ValueError with a `remedy` if scores of nearby trials are correlated.
 
-    Such are scores of canaries of one training run, and of runs that continue earlier ones, in up
-    to eight chains that take turns. Ranks of independent scores within each world are a random
+    Correlated are scores of canaries of one training run, and of runs that continue earlier runs, in
+    up to eight chains that take turns. Ranks of independent scores within each world are a random
     order, ties broken by lot, so one of their correlations is too large once in 10,000 audits.
     Ranks counted from the top in one world and from the bottom in the other show whether
     neighbouring guesses succeed together. Scores that drift are refused, too. A term that all

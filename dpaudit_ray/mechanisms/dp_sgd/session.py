@@ -377,7 +377,7 @@ class DpSgdSession(ResumableSession):
 
         Args:
             training: the public part of the training.
-            adversary: who crafts.
+            adversary: the adversary that crafts the canary.
             seed: seed of the adversary's choices.
         """
         rng = np.random.default_rng(seed)

@@ -60,7 +60,7 @@ def draw_views(
         step: number of the step.
 
     Returns:
-        The views, [B, count, C, H, W].
+        The views, [B, view_count, C, H, W].
     """
     height, width = x.shape[-2:]
     size = len(x) * view_count

@@ -38,7 +38,7 @@ def differences(unchanged: PinnedRun, other: PinnedRun | None) -> set[Difference
     """Returns all differences of two runs, as far as both went; none without another run.
 
     Args:
-        unchanged: the run in which nothing but the releases is changed.
+        unchanged: the run in which only the releases are changed.
         other: a run with a further change.
     """
     if other is None:
