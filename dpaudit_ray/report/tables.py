@@ -128,8 +128,9 @@ class Run:
 
         A bound for a fixed number of trials is `interim` until the first declared number is
         finished: it does not hold for a reader who stops when it suits. `above_claim` marks bounds
-        that contradict their claim; in at most 1 - confidence of sweeps a true claim is marked. `assumes_other_curve` marks an ε that was converted from μ by a Gaussian curve,
-        which the claim or its mechanism is not known to have: above the claim, it refutes nothing.
+        that contradict their claim; in at most 1 - confidence of sweeps, a true claim is marked.
+        `assumes_other_curve` marks an ε that was converted from μ by a Gaussian curve, which the
+        claim or its mechanism is not known to have: above the claim, it refutes nothing.
         """
         labels = {audit.id: audit.label for audit in self.plan.audits}
         first_declared = {audit.id: audit.looks[0] for audit in self.plan.audits}

@@ -322,7 +322,7 @@ _BY_RUNS = (
 def check_apart(scores: Scores, members: Members, remedy: str) -> None:
     """Raises ValueError with a `remedy` if scores of nearby trials are correlated.
 
-    Correlated are scores of canaries of one training run, and of runs that continue earlier runs, in
+    Correlated are scores of canaries of one training run, or of runs that continue earlier runs, in
     up to eight chains that take turns. Ranks of independent scores within each world are a random
     order, ties broken by lot, so one of their correlations is too large once in 10,000 audits.
     Ranks counted from the top in one world and from the bottom in the other show whether
