@@ -202,7 +202,7 @@ class PackQueue:
         self._packs = iter(packs)
         self._is_over = is_over
         self._returned = deque[Pack]()  # packs to run before any that was not read yet
-        # By audit: parts that are not done, and packs that wait for them.
+        # Parts that are not done, by audit, and packs that wait for them.
         self._awaited: dict[int, set[Part]] = {}
         self._waiting: dict[int, list[Pack]] = {}
         self._all_read = False

@@ -382,7 +382,7 @@ class RecentPacks:
     def __init__(self, limit: int = 2**24) -> None:
         self._limit = limit  # bytes
         self._bytes = 0
-        # By owner and first trial, the oldest pack first.
+        # Packs by owner and first trial, the oldest pack first.
         self._packs = collections.OrderedDict[tuple[object, int], PackScores]()
 
     def put(self, owner: object, pack: PackScores) -> None:

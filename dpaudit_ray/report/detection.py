@@ -295,7 +295,7 @@ def hints_for_weak_audit(
                 return size
         return None
 
-    # By a low hit rate, which the adversary exceeds unless this run had luck.
+    # Enough trials for a low hit rate, which the adversary exceeds unless this run had luck.
     enough = first_size(clopper_pearson_lower(test.hits.hits, guesses, _LUCK))
     if enough:
         yield from _with_more_trials(run, enough, is_planned=enough in planned)

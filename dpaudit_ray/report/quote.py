@@ -98,7 +98,7 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     audit, cell = run.pairs[index]
     rows = run.last_rows(audit)
     estimator = representative(run, audit)
-    # All fields but the bound and those that follow from it.
+    # The quote has all fields except the bound, and fields that follow from it.
     without_bound = Quote(
         label=audit.label,
         epsilon=None,

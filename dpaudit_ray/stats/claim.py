@@ -74,7 +74,7 @@ def _slots() -> tuple[NDArray[np.bool_], NDArray[np.bool_], Floats]:
     slots = [*itertools.product(kinds, range(_K)), ((0, 0, 1), 0)]
     wins, losses = np.zeros((2, len(slots), OUTCOMES), dtype=bool)
     shares = []
-    # Who passed threshold k or a later one also passed k, so slot k wins by the outcomes from k on.
+    # A score that passed a threshold from k on also passed k, so slot k wins by all these outcomes.
     for slot, ((up, down, diverged), k) in enumerate(slots):
         wins[slot, _UP_RIGHT[k:]] = up
         losses[slot, _UP_WRONG[k:]] = up

@@ -48,9 +48,10 @@ _BOTTOM = np.maximum(_LOW, -_REACH)
 _TOP = np.minimum(_HIGH, _REACH)
 # Prior weights of the ramps: a steady rise, as of Gaussian noise, is the likeliest.
 _FAVOUR = np.log([1.0, 1.0, 1.0, 4.0, 1.0, 1.0, 0.3, 0.6, 4.0])[:, None]
-# Of the log odds halfway up a ramp: free, or for the last two about even, as where both worlds
-# look alike mirrored. Otherwise the luck of early trials makes one of two equal sides look surer.
-_LEVEL_SD = np.repeat([2.0, 0.05, 0.5], [6, 2, 1])[:, None]  # the last is of log odds
+# Prior standard deviations of the log odds halfway up a ramp. They are about even for two mirrored
+# ramps, as where both worlds look alike: otherwise the luck of early trials makes one of two equal
+# sides look surer. The last is the ramp by log odds.
+_LEVEL_SD = np.repeat([2.0, 0.05, 0.5], [6, 2, 1])[:, None]
 _LARGEST_ODDS = 20.0  # log odds beyond which scores count as these
 _RISE_SD = 8.0  # standard deviation of the height of a ramp
 _NEWTON_STEPS = 12

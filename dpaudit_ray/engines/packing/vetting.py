@@ -105,7 +105,7 @@ def vet(
             outputs = _tried(module, changed)
             if outputs is not None:
                 compare(outputs, expected[:-1])
-    # Each example alone, and parts of a batch of the training's size.
+    # Compare each example alone, and parts of a batch of the training's size.
     for j in range(len(x) if thorough else 1):
         check_part(slice(j, j + 1), x, expected)
     if len(training_batch) > len(x):
@@ -264,7 +264,7 @@ class Reads(TorchFunctionMode):
     def __init__(self, *tensors: Tensor) -> None:
         """Watches numbers that depend on these tensors, while the mode is on."""
         super().__init__()
-        # By id; holding them keeps ids from being reused.
+        # Tensors by id. As they are held, no id is used for another object.
         self._dependent = {id(tensor): tensor for tensor in tensors}
 
     def __torch_function__(

@@ -164,7 +164,7 @@ class Conv2dRule(Rule):
         down, across = self._dilation
         stride_down, stride_across = self.stride
         image = height * width
-        # Of a view [N, c, kernel height, kernel width, rows, columns] of overlapping windows.
+        # Strides of a view of windows, [N, c, kernel height, kernel width, rows, columns].
         strides = (
             channels * image,
             image,
