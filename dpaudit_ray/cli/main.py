@@ -75,7 +75,7 @@ def _respelled(arguments: list[str]) -> list[str]:
     scripts = [word for word in arguments[1:] if re.search(r"\.py(:\w*)?$", word)]
     if arguments[:1] != ["verify"] or not scripts:
         return arguments
-    terminal.add(f"`dpaudit audit {scripts[0]}` is the new spelling")
+    terminal.add(f"`dpaudit verify {scripts[0]}` is now `dpaudit audit {scripts[0]}`")
     return ["audit", *arguments[1:]]
 
 

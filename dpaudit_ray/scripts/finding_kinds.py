@@ -77,7 +77,7 @@ KINDS: dict[str, FindingKind] = {
     "not finite": FindingKind(
         "DPA005", "divergence", "noise", _W,
         "finite numbers",
-        "a release with inf or NaN, at {count} of {steps} steps",
+        "inf or NaN in the releases of {count} of {steps} steps",
         "make training stable: whether it diverges may depend on a record"),
     "scale": FindingKind(
         "DPA006", "scaled by the batch size", "scale", _V,
@@ -88,7 +88,8 @@ KINDS: dict[str, FindingKind] = {
     "unclipped": FindingKind(
         "DPA007", "unclipped gradient", "clipping", _V,
         "no record changes the release by more than the clipping bound",
-        "{change} changed it {ratio:.0f} times as far as a noise multiplier of {noise:.3g} allows",
+        "{change} moved the release {ratio:.0f} times as far as a noise multiplier of "
+        "{noise:.3g} allows",
         "clip each record's gradient, over all parameters, before they are added up"),
     "ghost": FindingKind(
         "DPA008", "ghost clipping", "clipping", _V,
@@ -152,7 +153,7 @@ KINDS: dict[str, FindingKind] = {
         "report ε after the last step, at the δ that is claimed"),
     "carried sum": FindingKind(
         "DPA021", "carried-over gradients", "accumulation", _V,
-        "a release of one draw of records",
+        "a release that contains only one draw of records",
         "it contains the gradients of an earlier draw: a record in both counts twice under one "
         "noise",
         "leave BatchMemoryManager only at the end of a batch"),
@@ -204,7 +205,7 @@ KINDS: dict[str, FindingKind] = {
     "moves others": FindingKind(
         "DPA032", "effect on other gradients", "records apart", _V,
         "a record is in one gradient of its batch",
-        "{change} changed {count} of {rows} gradients, of {drawn} records",
+        "{count} of {rows} gradients changed ({drawn} records sampled): {change}",
         "compute one row for each record: no weight, scale or length may depend on the batch or "
         "its size, and a network may not look up other records"),
     "goes on": FindingKind(
@@ -219,7 +220,7 @@ KINDS: dict[str, FindingKind] = {
         "leave it out, or add noise to it and account for it"),
     "gradients": FindingKind(
         "DPA035", "unreleased gradients", "release", _V,
-        "no gradient except released ones",
+        "no gradients except released ones",
         ".grad of {names}, which was not released",
         "return it after optimizer.zero_grad(), or only its state_dict()"),
     "others": FindingKind(
@@ -322,7 +323,7 @@ KINDS: dict[str, FindingKind] = {
     "sampler": FindingKind(
         "DPA057", "replaced sampler", "sampling", _N,
         "the loader's own sampler, {sampler}",
-        "make_private replaced it by Poisson sampling with equal rates",
+        "make_private replaced it with Poisson sampling with equal rates",
         "weight records in the loss by constants instead"),
     "secret size": FindingKind(
         "DPA058", "secret size", "secret size", _V,

@@ -445,7 +445,7 @@ def sentence(
     low = math.floor(1000 * rate.low)
     high = math.ceil(1000 * rate.high)
     text = (
-        f"of 1,000 members, an attacker who accuses {1000 * fpr:g} of 1,000 strangers wrongly "
+        f"of 1,000 members, an attacker who wrongly accuses {1000 * fpr:g} of 1,000 strangers "
         f"finds {1000 * rate.value:.0f} by these scores ({100 * confidence:g} %: {low} to {high})"
     )
     if claim is None:

@@ -153,7 +153,7 @@ def test_a_script_without_a_violation(script):
     options = ["--budget", "30min", "--layers", "0", "--junit", "out.xml"]
     outcome = dpaudit("verify", "own_training.py:main", *options)
     assert outcome.code == 0, outcome
-    assert outcome.err.startswith("`dpaudit audit own_training.py:main` is the new spelling\n")
+    assert outcome.err.startswith("`dpaudit verify own_training.py:main` is now `dpaudit audit ")
     for said in (
         "CONSISTENT own_training.py:main: no violation found",
         "Strength noise 4 % too small in all steps, or ",

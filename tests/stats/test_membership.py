@@ -314,7 +314,7 @@ def test_epsilon_of_the_same_scores_is_valid_and_not_zero():
 def test_a_rate_in_words():
     rate = Interval(0.0105, 0.0042, 0.0118)
     assert sentence(0.001, rate, 0.95, gaussian(1.0)) == (
-        "of 1,000 members, an attacker who accuses 1 of 1,000 strangers wrongly finds 10 by these "
+        "of 1,000 members, an attacker who wrongly accuses 1 of 1,000 strangers finds 10 by these "
         "scores (95 %: 4 to 12); by the claim any attacker finds at most 19"
     )
 
