@@ -161,7 +161,7 @@ ENTRIES = (
         FIRST,
         0.400083,
         RAPPOR,
-        trials=2_000_000,
+        trials=4_000_000,
         options=LARGE_FIT,
     ),
     Entry(

@@ -115,7 +115,7 @@ ENTRIES = (
         TENTH,
         0.420032,
         SNIPER,
-        trials=12_000_000,
+        trials=40_000_000,
     ),
     Entry("SVT34Parallel", both(SVT3, SVT4), ANSWERS, TENTH, 0.524998, SNIPER),
     Entry(

@@ -46,6 +46,11 @@ class Row:
     seconds: float
 
     @property
+    def is_healthy(self) -> bool:
+        """Whether the claim is true."""
+        return self.is_expected == (self.verdict != VIOLATION)
+
+    @property
     def line(self) -> str:
         """The row in Markdown."""
         truth = "∞" if self.truth is None else f"{self.truth:.4g}"
@@ -116,7 +121,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
     wrong = [row for row in rows if not row.is_expected]
     missed = [row.name for row in wrong if row.verdict != VIOLATION]
     refuted = [row.name for row in wrong if row.verdict == VIOLATION]
-    healthy = [row for row in rows if row.is_expected == (row.verdict != VIOLATION)]
+    healthy = [row for row in rows if row.is_healthy]
     if too_many(len(refuted), len(healthy)):
         return missed + refuted
     return missed

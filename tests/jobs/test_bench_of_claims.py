@@ -10,6 +10,7 @@ import pytest
 
 from dpaudit_ray import Claim
 from jobs.bench import __main__ as bench
+from jobs.bench import picture
 from jobs.bench.entry import Entry
 from jobs.bench.registry import ENTRIES
 from jobs.bench.table import Row, audited, failures, table
@@ -122,6 +123,18 @@ def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     rows = json.loads((tmp_path / "bench.json").read_text())
     assert rows[0]["name"] == "TruncatedGeometric"
     assert rows[0]["trials"] == 2000
+
+
+def test_the_picture_has_each_mechanism_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    bench.main(["--only", "Laplace", "SVT5", "--trials", "2000", "--json", "bench.json"])
+    command = re.search(r"^\$ python -m jobs\.bench\.picture (.*)$", PAGE, re.MULTILINE)[1]
+    picture.main(command.replace("docs/", "").split())
+    assert (tmp_path / "bench.svg").read_text().startswith("<?xml")
+    rows = picture.read_rows(tmp_path / "bench.json")
+    healthy, broken = picture.picture(rows).axes[0].collections
+    assert healthy.get_offsets().tolist() == [[0.1, picture.SMALLEST]], "nothing is certified"
+    assert broken.get_offsets()[:, 0].tolist() == [picture.INFINITE]
 
 
 def test_make_runs_the_bench():
