@@ -93,11 +93,15 @@ def test_accountants_that_are_named_stay(tiny):
         assert cell.audit.accountants == names
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "shuffle"])
-def test_the_default_accountant_of_other_batches_is_gaussian(tiny, sampling):
+@pytest.mark.parametrize(
+    ("sampling", "accountant"), [("fixed", "gaussian"), ("shuffle", "gaussian"), ("poisson", "prv")]
+)
+def test_a_sweep_without_accountants_has_one_for_its_batches(tiny, sampling, accountant):
     tiny = balls_and_bins(tiny)
     tiny["mechanism"]["sampling"] = sampling
-    assert from_raw(tiny).cells[0].audit.accountants == ["gaussian"]
+    sweep = from_raw(tiny)
+    assert sweep.cells[0].audit.accountants == [accountant]
+    assert claims.claimed_epsilons(sweep.cells[0])[accountant][-1] > 0
 
 
 def test_each_point_of_a_grid_has_the_accountant_of_its_batches(tiny):

@@ -27,6 +27,9 @@ from .sampling import Poisson
 if TYPE_CHECKING:
     from .training import DpSgdTraining
 
+# Accountants that prove the amplification by a draw of batches; `gaussian` proves none.
+_ACCOUNTANTS = {Sampling.POISSON: "prv", Sampling.BALLS_AND_BINS: "allocation"}
+
 
 class DpSgd(Recipe, Mechanism):
     """Trains by DP-SGD. `seed` varies θ_0 and the mini-batches, for repetitions.
@@ -73,10 +76,10 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def default_accountant(self) -> str:
-        """Returns `allocation` for balls and bins: this accountant proves their amplification."""
+        """Returns the accountant that proves the amplification by the draw of batches, if any."""
         claim = getattr(self.sampling, "claim", None)  # None for a sampler that is not imported
-        if claim is Sampling.BALLS_AND_BINS and not self.sampling.in_known_steps:
-            return "allocation"
+        if claim in _ACCOUNTANTS and not self.sampling.in_known_steps:
+            return _ACCOUNTANTS[claim]
         return super().default_accountant
 
     @property
