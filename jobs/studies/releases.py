@@ -2,8 +2,9 @@
 
 Run it from the clone's root: `python -m jobs.studies.releases --runs 1000 --seed 1`. In each run a
 classifier learns from outputs of its own, and its scores of the trials are judged as an audit by
-`mechanism: release` judges them; nothing is stored. All mechanisms take turns, so the table that is
-printed when `--minutes` have passed has as many runs of each.
+`mechanism: release` judges them; nothing is stored. With `--known`, an output's score is its true
+log likelihood ratio: of all scores it shows the most, and it costs no learning. All mechanisms take
+turns, so the table that is printed when `--minutes` have passed has as many runs of each.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from dpaudit_ray.adversaries.log_ratio import LogRatio
 from dpaudit_ray.mechanisms.release.mechanism import Release
 from dpaudit_ray.stats import gdp
 from dpaudit_ray.stats.claim_verdict import ClaimTest
+from dpaudit_ray.stats.error_rates import Floats
 
 Draws = Callable[[Any, Generator, int], Any]
 LEVEL = 0.05
@@ -70,14 +72,14 @@ def subsampled(data: Any, rng: Generator, n: int) -> Any:
     return data * is_drawn + rng.laplace(0, 1.0, n)
 
 
-def choice_epsilon() -> float:
-    """Returns the true ε of `exponential` on ANSWERS, from its chances."""
+def choice_ratios() -> Floats:
+    """Returns log ratios of the chances of each item of `exponential` on ANSWERS, float64 [3]."""
     before, after = (np.exp(scores / 2) / np.exp(scores / 2).sum() for scores in ANSWERS)
-    return float(np.abs(np.log(after / before)).max())
+    return np.asarray(np.log(after / before))
 
 
-def noisy_max_epsilon() -> float:
-    """Returns the true ε of `noisy_max` on ANSWERS, by quadrature."""
+def noisy_max_ratios() -> Floats:
+    """Returns the same of `noisy_max`, by quadrature."""
 
     def chance(scores: Sequence[float], item: int) -> float:
         others = [score for index, score in enumerate(scores) if index != item]
@@ -91,7 +93,7 @@ def noisy_max_epsilon() -> float:
         return sum(parts)
 
     before, after = ANSWERS
-    return max(abs(math.log(chance(after, i) / chance(before, i))) for i in range(len(before)))
+    return np.array([math.log(chance(after, i) / chance(before, i)) for i in range(len(before))])
 
 
 @dataclass
@@ -104,6 +106,7 @@ class Study:
         pair: the neighbouring inputs.
         claim: what is claimed.
         truth: true ε at each δ at which a bound is computed.
+        log_ratio: returns the log likelihood ratios of outputs, the second input over the first.
         refuted: runs whose claim was refuted.
         above: runs with a bound above the claim, by δ.
         shares: certified over true ε of each run, by δ.
@@ -114,36 +117,46 @@ class Study:
     pair: tuple[Any, Any]
     claim: Claim
     truth: dict[float, float]
+    log_ratio: Callable[[Any], Floats]
     refuted: int = 0
     above: dict[float, int] = field(default_factory=dict)
     shares: dict[float, list[float]] = field(default_factory=dict)
 
-    def run(self, trials: int, rng: Generator) -> None:
-        """Audits the release once more; it learns from as many runs of its own as it has trials."""
-        adversary = Learned(fit=trials)
+    def run(self, trials: int, rng: Generator, known: bool = False) -> None:
+        """Audits the release once more.
+
+        Args:
+            trials: their number; the classifier learns from as many runs of its own.
+            rng: randomness of all runs.
+            known: whether scores are true log likelihood ratios; else a classifier's.
+        """
 
         def draw(member: bool, runs: int, rng: Generator) -> Any:
             return self.release(self.pair[int(member)], rng, runs)
 
-        score = adversary.scorer(draw, self.pair, rng)
+        score = self._known_score
+        if not known:
+            score = Learned(fit=trials).scorer(draw, self.pair, rng)
         members = rng.random(trials) < 0.5
         scores = np.empty(trials)
         for member in (False, True):
             rows = np.flatnonzero(members == member)
             scores[rows] = score(draw(member, len(rows), rng))
-        test = ClaimTest(
-            self.claim.curve, trials, log_odds=adversary.log_odds, delta=min(self.truth)
-        )
+        test = ClaimTest(self.claim.curve, trials, log_odds=True, delta=min(self.truth))
         test.fold(scores, members)
         test.look(now=True)
         self.refuted += test.refuted_after(LEVEL) is not None
-        judge = stats.make("one-run", trials, independent=True, log_odds=adversary.log_odds)
+        judge = stats.make("one-run", trials, independent=True, log_odds=True)
         judge.fold(scores, members)
         for delta, truth in self.truth.items():
             bound = judge.bound(delta, 1 - LEVEL).epsilon_lower
             is_above = bound > self.claim.epsilon_at(delta)
             self.above[delta] = self.above.get(delta, 0) + is_above
             self.shares.setdefault(delta, []).append(bound / truth)
+
+    def _known_score(self, outputs: Any) -> Floats:
+        """Returns log likelihood ratios without the last bits, which differ by input in floats."""
+        return np.round(self.log_ratio(outputs), 9)
 
     def rows(self) -> Iterator[str]:
         """Yields a row of the table for each δ."""
@@ -156,27 +169,44 @@ class Study:
             )
 
 
+def shift_ratio(outputs: Any) -> Floats:
+    """Returns log ratios of outputs whose noise is Laplace noise of scale 1, discrete or not."""
+    return np.asarray(np.abs(outputs) - np.abs(outputs - 1))
+
+
+def subsampled_ratio(outputs: Any) -> Floats:
+    """Returns log ratios of `subsampled`: the second input is drawn with RATE, else like none."""
+    return np.log1p(RATE * np.expm1(shift_ratio(outputs)))
+
+
 def studies() -> list[Study]:
     """Returns the mechanisms, all of which keep their claim."""
     pure = Claim(epsilon=1.0)
     both = {0.0: 1.0, DELTA: 1.0}
-    chosen = choice_epsilon()
-    largest = noisy_max_epsilon()
+    chosen = choice_ratios()
+    largest = noisy_max_ratios()
     drawn = math.log1p(RATE * math.expm1(1.0))
+
+    def response_ratio(outputs: Any) -> Floats:
+        return np.where(outputs == 1, 1.0, -1.0)
+
+    def gaussian_ratio(outputs: Any) -> Floats:
+        return np.asarray((outputs - 0.5) / SIGMA**2)
+
+    def of(ratios: Floats) -> dict[float, float]:
+        return dict.fromkeys(both, float(np.abs(ratios).max()))
+
+    approximate = Claim(epsilon=1.0, delta=DELTA)
+    subsampling = Claim(epsilon=drawn)
+    of_drawn = dict.fromkeys(both, drawn)
     return [
-        Study("Laplace", laplace, COUNTS, pure, both),
-        Study("randomised response", response, COUNTS, pure, both),
-        Study("Gaussian", gaussian, COUNTS, Claim(epsilon=1.0, delta=DELTA), {DELTA: 1.0}),
-        Study("discrete Laplace", discrete_laplace, COUNTS, pure, both),
-        Study("exponential mechanism", exponential, ANSWERS, pure, dict.fromkeys(both, chosen)),
-        Study("noisy max", noisy_max, ANSWERS, pure, dict.fromkeys(both, largest)),
-        Study(
-            "subsampled Laplace",
-            subsampled,
-            COUNTS,
-            Claim(epsilon=drawn),
-            dict.fromkeys(both, drawn),
-        ),
+        Study("Laplace", laplace, COUNTS, pure, both, shift_ratio),
+        Study("randomised response", response, COUNTS, pure, both, response_ratio),
+        Study("Gaussian", gaussian, COUNTS, approximate, {DELTA: 1.0}, gaussian_ratio),
+        Study("discrete Laplace", discrete_laplace, COUNTS, pure, both, shift_ratio),
+        Study("exponential mechanism", exponential, ANSWERS, pure, of(chosen), chosen.take),
+        Study("noisy max", noisy_max, ANSWERS, pure, of(largest), largest.take),
+        Study("subsampled Laplace", subsampled, COUNTS, subsampling, of_drawn, subsampled_ratio),
     ]
 
 
@@ -251,6 +281,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which it ends")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--known", action="store_true", help="score by true likelihood ratios")
     parser.add_argument("--speed", action="store_true", help="measure trials per second instead")
     options = parser.parse_args()
     if options.speed:
@@ -262,7 +293,7 @@ def main() -> None:
     began = time.monotonic()
     for _ in range(options.runs):
         for entry in entries:
-            entry.run(options.trials, rng)
+            entry.run(options.trials, rng, known=options.known)
         if time.monotonic() - began > 60 * options.minutes:
             break
     say("| mechanism | claim | δ | runs | violations | above | certified / true (10 % to 90 %) |")

@@ -137,10 +137,23 @@ def test_the_study_of_stated_claims_runs_and_tells_broken_twins(monkeypatch, cap
     assert violations["one seed"] == violations["sensitivity of half"] == "1"
 
 
-def test_the_study_of_releases_runs(monkeypatch, capsys):
+@pytest.mark.parametrize("options", [[], ["--known"]], ids=["learned", "known"])
+def test_the_study_of_releases_runs(monkeypatch, capsys, options):
     """One audit of 500 trials each: a claim is refuted once in 20 audits at most."""
-    monkeypatch.setattr("sys.argv", ["releases", "--runs", "1", "--trials", "500", "--seed", "1"])
+    sizes = ["--runs", "1", "--trials", "500", "--seed", "1"]
+    monkeypatch.setattr("sys.argv", ["releases", *sizes, *options])
     releases.main()
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[2:]]
     assert {row[0].strip() for row in rows} == {entry.name for entry in releases.studies()}
     assert all(row[4].strip() == "0" for row in rows)
+
+
+def test_known_likelihood_ratios_are_those_of_the_outputs():
+    """In the world of the second input, the mean of e^-ratio is 1 (within six standard errors)."""
+    rng = np.random.default_rng(1)
+    for entry in releases.studies():
+        outputs = entry.release(entry.pair[1], rng, 200_000)
+        inverse = np.exp(-entry.log_ratio(outputs))
+        assert abs(inverse.mean() - 1) < 6 * inverse.std() / np.sqrt(len(inverse)), entry.name
+        if 0.0 in entry.truth:
+            assert np.abs(entry.log_ratio(outputs)).max() < entry.truth[0.0] + 1e-9, entry.name
