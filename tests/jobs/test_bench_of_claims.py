@@ -112,7 +112,7 @@ def test_a_healthy_mechanism_must_not_be_a_violation_and_a_broken_one_must():
 def test_commands_of_the_page_run(tmp_path, monkeypatch, capsys):
     """With fewer trials: of one mechanism where the page has them all."""
     monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^\$ python -m jobs\.bench(.*)$", PAGE, re.MULTILINE)
+    commands = re.findall(r"^\$ python -m jobs\.bench( .*)$", PAGE, re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
         options = shlex.split(command)
