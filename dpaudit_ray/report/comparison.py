@@ -133,7 +133,7 @@ def _labels_without(
 
 def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     """Returns the verdict on a run, and its audits."""
-    answer = verdict.compute_answer(run)
+    answer = verdict.current(run)
     sides = []
     audits = zip(run.pairs, answer.audits, overview(run), strict=True)
     for (audit, cell), answered, entry in audits:
