@@ -114,7 +114,7 @@ class Audit:
         with contextlib.closing(self._runner), threadpool_limits(1, "blas"):
             self._inspect()
             for layer, run in {1: self._try_steps, 2: self._try_runs}.items():
-                if layer in self._options.layers and not self._is_decided:
+                if layer in self._options.layers and not self._violations:
                     run()
             return self._sum_up()
 
@@ -331,10 +331,6 @@ class Audit:
         return any(look.name == "preparation" and look.applies for look in self._judgement.looks)
 
     @property
-    def _is_decided(self) -> bool:
-        return bool(self._violations)
-
-    @property
     def _violations(self) -> list[Finding]:
         """Findings that decide the verdict, without silenced ones."""
         violations = self._judgement.violations
@@ -492,7 +488,7 @@ class Audit:
         for layer in sorted(needed - set(self._options.layers)):
             self._remedies.append(f"the {LAYERS[layer]} (layer {layer}) was excluded by --layers")
         verdict = Verdict.INCONCLUSIVE if self._remedies else Verdict.CONSISTENT
-        if self._is_decided:
+        if self._violations:
             verdict = Verdict.VIOLATION
         measured = []
         trial_counts = {1: 0, 2: 0}  # by layer: single steps, whole runs

@@ -249,8 +249,9 @@ class ScriptVerdict:
 
     @property
     def error(self) -> str:
-        share = percent(1 - self.confidence)
-        return f"False alarms: at most {share} of audits of a correct script."
+        return (
+            f"False alarms: at most {percent(1 - self.confidence)} of audits of a correct script."
+        )
 
     @property
     def violations(self) -> tuple[Finding, ...]:

@@ -210,12 +210,10 @@ class RayRunner:
             requests: requests of the runs.
             limits: limits of time, in addition to the request's, and of memory.
         """
-
-        submit = self._task.remote
         return _in_order(
             self.width,
             requests,
-            lambda request: submit(self._files, self._target, request, limits).future(),
+            lambda request: self._task.remote(self._files, self._target, request, limits).future(),
         )
 
 
