@@ -37,7 +37,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 _HELD_OUT = 3  # one in three of the own runs compares the models
 _NUMBERS = 100  # numbers of guesses that are tried
-_LEVEL = 1e-3  # error of the bound for each number
+_LEVEL = 1e-5  # error of the bound for each number, so that luck chooses no pair and no model
 _FEW_RUNS = 8  # runs of a cell, on average, from which counts are estimates
 _REACH = 10.0  # robust deviations beyond which a column is clipped
 CLOSER = 16  # the surest in 16 runs is learned from again

@@ -318,6 +318,17 @@ def test_closer_look_needs_both_worlds():
     assert low < 0 < high
 
 
+def test_luck_promises_nothing():
+    """Scores say nothing of the world. At an error of .001 for each number, 1.9 % promised an ε."""
+    rng = np.random.default_rng(3)
+    promises = []
+    for _ in range(400):
+        scores = rng.normal(size=5000)
+        members = rng.random(5000) < 0.5
+        promises.append(learned_adversary._shown(scores, members, delta=0.0))
+    assert max(promises) == 0
+
+
 def test_a_pair_is_chosen_at_the_delta_of_the_claim():
     """An event of .005 shows more than ε = .5 at δ = 0, and nothing at δ = .01."""
 
