@@ -114,8 +114,7 @@ class Judgement:
 
         If the check `applies` to the script, the judgement is no longer complete.
         """
-        outcome = CheckOutcome(self.layer, name or self.check, False, why, applies)
-        self.looks.append(outcome)
+        self.looks.append(CheckOutcome(self.layer, name or self.check, False, why, applies))
         self.complete &= not applies
         return self
 

@@ -38,8 +38,7 @@ def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Jud
         outside: steps of the optimizer.
         judgement: takes findings.
     """
-    is_private_loop = not inspection.uses_opacus and inspection.taken > 0
-    if is_private_loop:
+    if not inspection.uses_opacus and inspection.taken > 0:
         return  # the optimizer steps by releases of the script's own loop
     line = inspection.result.lines.get(outside.optimizer, "")
     where = with_line(f"{outside.optimizer}, {outside.steps} steps", line)

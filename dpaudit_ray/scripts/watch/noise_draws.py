@@ -135,8 +135,7 @@ class StepNoise:
 
     def law_distance(self) -> LawDistance | None:
         """Returns the distance of all steps' noise from the normal law; None without noise."""
-        noises = [noise for _, noise in self._noise]
-        every = np.concatenate(noises)[-_MOST_NUMBERS:]
+        every = np.concatenate([noise for _, noise in self._noise])[-_MOST_NUMBERS:]
         return _distance_from_normal(every) if len(every) else None
 
 
