@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from numpy.random import Generator
@@ -55,21 +55,6 @@ class _Stage:
 
     least: float
     predict: Predict
-
-
-class _Classifier(Protocol):
-    """A classifier of scikit-learn."""
-
-    def fit(
-        self,
-        x: Floats,
-        y: NDArray[np.bool_],
-    ) -> Any: ...
-
-    def predict_proba(
-        self,
-        x: Floats,
-    ) -> Floats: ...
 
 
 class Learned(OutputAdversary):
@@ -379,7 +364,7 @@ def _learn(
     settings = dict(_SETTINGS.get(name, {}))
     if "random_state" in cls().get_params():
         settings["random_state"] = seed
-    classifier: _Classifier = cls(**settings)
+    classifier = cls(**settings)
     fill = SimpleImputer(
         strategy="constant", fill_value=0.0, add_indicator=True, keep_empty_features=True
     )
