@@ -213,10 +213,11 @@ def find_lineage(
     cycles: Sequence[Cycle],
 ) -> Lineage:
     """Finds the rows whose records moved as the rows did."""
-    first = np.array(before.records)
-    second = np.array(rotated.records)
-    if len(first) != len(second) or not len(first):
+    if len(before.records) != len(rotated.records) or not before.records:
         return Lineage()
+    # A row does not take the random numbers of the last one along.
+    first = np.array(before.records)[:, :-1]
+    second = np.array(rotated.records)[:, :-1]
     distances = np.abs(first - second).max(1) / _spread(first)
     for tolerance in _TOLERANCES:
         positions = np.flatnonzero(distances > tolerance)
@@ -336,11 +337,11 @@ def count_changed_others(
 
 def _count_missing(records: Numbers, after: Prepared) -> int:
     """Counts records [n, SUMMARY] that a run does not have, at any position."""
-    candidates = np.sort([record[0] for record in after.records])
-    tolerance = _EXACT * _spread(records[:, 0])
+    candidates = np.sort([record[-1] for record in after.records])
+    tolerance = _EXACT * _spread(records[:, -1])
     missing_count = 0
     index = 0
-    for number in np.sort(records[:, 0]):  # each candidate can be the match of one record
+    for number in np.sort(records[:, -1]):  # each candidate can be the match of one record
         while index < len(candidates) and candidates[index] < number - tolerance:
             index += 1
         if index < len(candidates) and candidates[index] <= number + tolerance:

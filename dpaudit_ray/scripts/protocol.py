@@ -372,7 +372,8 @@ class Prepared(Entry):
         settings: settings of training, as texts by their names.
         arrays: arrays that the script had until then.
         records: summary of each record. Its numbers are random combinations of all the record's
-            values.
+            values. If records draw random numbers when they are read, all draw the same for their
+            summaries, but for the last number of each.
     """
 
     targets: tuple[int, ...] = ()

@@ -63,8 +63,7 @@ class Noise(Check):
         diverged = [step for step in inspection.replayed if not _is_finite(step)]
         if diverged:
             where = at_step(diverged[0].step, diverged[0].line)
-            count = len(inspection.replayed)
-            judgement.find("not finite", where, count=len(diverged), steps=count)
+            judgement.find("not finite", where, count=len(diverged), steps=len(inspection.replayed))
         _summarise(inspection, judgement, distances)
         _judge_arrays(inspection, judgement)
         return judgement
@@ -99,9 +98,11 @@ def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _D
         if shortfall is not None and shortfall.look not in reported:
             judgement.findings.append(shortfall)  # the other steps would repeat it
     if may_be_longer:
-        why = "the marked function does not clip, and records seem to be shortened or cut before; "
-        why += "do so inside it"
-        judgement.miss(why, name="clipping")
+        judgement.miss(
+            "the marked function does not clip, and records seem to be shortened or cut before; "
+            "do so inside it",
+            name="clipping",
+        )
     return distances
 
 
@@ -151,13 +152,17 @@ def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
         why = "sums were passed as arrays; pass audited_step a clipping function, and per_example"
         judgement.miss(why, name="clipping")
     if arrays["noise"]:
-        why = f"at {arrays['noise']} steps, noise was passed as arrays; "
-        why += "pass a function that draws it"
-        judgement.miss(why, name="noise given")
+        judgement.miss(
+            f"at {arrays['noise']} steps, noise was passed as arrays; "
+            "pass a function that draws it",
+            name="noise given",
+        )
     if arrays["numbers"] >= inspection.taken > 0:  # a few steps may have no number twice by chance
-        why = "records are numbers of rows, and another row may change with one; "
-        why += "pass the rows themselves, in records="
-        judgement.miss(why, name="records by number")
+        judgement.miss(
+            "records are numbers of rows, and another row may change with one; "
+            "pass the rows themselves, in records=",
+            name="records by number",
+        )
     if any(step.has_gaps for step in inspection.replayed):
         why = "parts of a release are zero in some draws; remove them after the call"
         judgement.miss(why, name="zeros")

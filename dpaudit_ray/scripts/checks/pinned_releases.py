@@ -132,8 +132,11 @@ class PinnedReleases(Check):
         values = [name for name in names if name not in decisions]
         for kind, changed in (("decided", decisions), ("let out", values)):
             if changed:
-                where = "values that are chosen, returned or saved"
-                judgement.find(kind, where, names=listed(changed))
+                judgement.find(
+                    kind,
+                    "values that are chosen, returned or saved",
+                    names=listed(changed),
+                )
         if pinned.missing:
             return judgement.miss(pinned.missing)
         if unchanged.cut or exchanged.cut:

@@ -22,8 +22,9 @@ class Promise(Check):
         composed = claims.composed(inspection.result, inspection.delta)
         if promised is None or not composed <= promised * (1 + claims.TOLERANCE):
             if not composed > 0:
-                why = "nothing was accounted: state the noise and sampling rate of each step"
-                return judgement.miss(why)
+                return judgement.miss(
+                    "nothing was accounted: state the noise and sampling rate of each step"
+                )
             judgement.find(
                 "promise",
                 f"epsilon={promised:g}",

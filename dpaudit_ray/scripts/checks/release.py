@@ -39,6 +39,7 @@ class Release(Check):
         if "earlier" in names:
             return judgement.miss(f"whether records chose {names['earlier']}")
         if inspection.result.returned_nothing:
-            summary = "nothing is returned; private parameters and saved files were inspected"
-            return judgement.observe(summary)
+            return judgement.observe(
+                "nothing is returned; private parameters and saved files were inspected"
+            )
         return judgement.observe("returned and saved values were inspected")

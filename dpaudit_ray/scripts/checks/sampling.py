@@ -33,8 +33,11 @@ class Sampling(Check):
         result = inspection.result
         for made in entries_of(inspection.record, Made):
             if made.replaced_sampler:
-                where = made.line or "make_private"
-                judgement.find("sampler", where, sampler=made.replaced_sampler)
+                judgement.find(
+                    "sampler",
+                    made.line or "make_private",
+                    sampler=made.replaced_sampler,
+                )
         participations = entries_of(inspection.record, Participation)
         for entry in participations:
             if not entry.has_indices:
@@ -80,8 +83,9 @@ class Sampling(Check):
             judgement.find("copies", _WHERE, count=result.copies)
             return judgement.miss(f"{summary}; duplicates in the data were not observed")
         if uneven:
-            why = f"{summary}; how batches were formed from the sampled records was not observed"
-            return judgement.miss(why)
+            return judgement.miss(
+                f"{summary}; how batches were formed from the sampled records was not observed"
+            )
         return judgement.observe(summary)
 
 

@@ -29,8 +29,9 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
     sizes = [t.shape[dim] for t in tree_leaves(inputs) if _has_dim(t, dim)]
     batch = sizes[0] if sizes else 0
     if batch < _FEWEST_RECORDS:
-        why = f"a forward pass with a batch of {batch}; {_FEWEST_RECORDS} records are needed"
-        return ForwardInspection(inconclusive=why)
+        return ForwardInspection(
+            inconclusive=f"a pass with a batch of {batch}; {_FEWEST_RECORDS} records are needed"
+        )
 
     def with_rows(rows: torch.Tensor) -> Inputs:
         """Returns the inputs with other rows of the batch, by their indices."""
@@ -54,11 +55,13 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
     triples = zip(first, again, changed, strict=True)
     outputs = [t for t in triples if _has_dim(t[0], dim) and t[0].shape[dim] == batch]
     if not outputs:
-        why = "the network returns no tensor with a row for each record of its batch"
-        return ForwardInspection(inconclusive=why)
+        return ForwardInspection(
+            inconclusive="the network returns no tensor with a row for each record of its batch"
+        )
     if any(not torch.equal(a, b) for a, b, _ in outputs):
-        why = "a forward pass repeated with the same generators gave a different result"
-        return ForwardInspection(inconclusive=why)
+        return ForwardInspection(
+            inconclusive="a forward pass repeated with the same generators gave a different result"
+        )
     relative_change = 0.0  # change of outputs of records that were not exchanged
     for output, _, other in outputs:
         unchanged = output.narrow(dim, 1, batch - 1)

@@ -271,15 +271,19 @@ def _summaries(run: WatchedRun, data: Any) -> list[Summary]:
         return list(map(_summary, sum(parts, np.zeros((len(data), SUMMARY)))))
     if not hasattr(data, "__len__") or len(data) > _MOST_RECORDS:
         return []
+    end = time.monotonic() + _FETCH_SECONDS
+    summaries = []
     with preserve_generators(generators_in(data)):
-        seed_generators(run.request.derived("prepared"))
-        end = time.monotonic() + _FETCH_SECONDS
-        summaries = []
         for index in range(len(data)):
             if time.monotonic() > end:
                 return []
-            summaries.append(_summary(_combine_item(data[index])))
-        return summaries
+            # A row that moves takes its record along only if this draws the same numbers there.
+            combined = []
+            for seed in (0, index):
+                seed_generators(run.request.derived("prepared", seed))
+                combined += _combine_item(data[index]).tolist()
+            summaries.append((*combined[: SUMMARY - 1], combined[-1]))
+    return summaries
 
 
 def _combine_table(table: Any, number: int) -> Numbers:

@@ -199,8 +199,7 @@ def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
     """
     published = state.publications
     published.files += 1
-    line = calling_line()
-    file = f"file {published.files} ({line}): " if line else f"file {published.files}: "
+    file = f"file {published.files} ({calling_line()}): "
     values = (a for a in args if not isinstance(a, str) and any(publications.named_values(a)))
     value = next(values, kwargs)
     if state.request.pinned:

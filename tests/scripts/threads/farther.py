@@ -1,9 +1,10 @@
-"""A fifth round of scripts: files of all kinds, and tables."""
+"""A fifth round of scripts: files of all kinds, tables, and records that draw numbers."""
 
 from __future__ import annotations
 
 import io
 import pickle
+import random
 import tempfile
 from typing import Any
 
@@ -11,9 +12,9 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.spatial import cKDTree
-from torch import nn
+from torch import Tensor, nn
 from torch.ao import quantization
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from dpaudit_ray.opacus import audited
 from tests.scripts.threads import parts
@@ -170,3 +171,51 @@ def filled_by_itself() -> nn.Module:
     """Of filled_from_above. Healthy: it is another reading of the same person."""
     frame = _people(gaps=0.25).drop(columns="job")
     return _fit_frame(frame.ffill(axis=1))
+
+
+class _Drawn(Dataset):
+    """Records with something that is drawn when they are read."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.x, self.y = parts.table().tensors
+        self.shares = self.x.abs().mean(0)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x = self.x[index]
+        if self.kind == "flips" and random.random() < 0.5:
+            x = x.flip(0)
+        if self.kind == "partner":
+            x = (x + self.x[random.randrange(len(self.x))]) / 2
+        if self.kind == "shares":
+            x = x * (torch.arange(len(x)) != torch.multinomial(self.shares, 1))
+        return x, self.y[index]
+
+
+@audited(delta=parts.DELTA)
+def flipped_by_python() -> nn.Module:
+    """Healthy: a record is flipped by Python's random numbers."""
+    return parts.fit(parts.net(), _Drawn("flips"))
+
+
+@audited(delta=parts.DELTA)
+def random_partners() -> nn.Module:
+    """adambielski/siamese-triplet#16. Broken: another record is drawn for each that is read."""
+    return parts.fit(parts.net(), _Drawn("partner"))
+
+
+@audited(delta=parts.DELTA)
+def drawn_by_shares() -> nn.Module:
+    """lenskit/lkpy#191. Broken: what is drawn for a record depends on sums of all."""
+    return parts.fit(parts.net(), _Drawn("shares"))
+
+
+@audited(delta=parts.DELTA)
+def flipped_and_scaled() -> nn.Module:
+    """Of drawn_by_shares. Broken: columns are scaled by their sizes, and flipped at random."""
+    data = _Drawn("flips")
+    data.x = data.x / data.x.abs().mean(0)
+    return parts.fit(parts.net(), data)
