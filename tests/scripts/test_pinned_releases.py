@@ -60,7 +60,7 @@ def findings(*runs: PinnedRun) -> list[Finding]:
         (run("xbc"), "", ""),  # the step that has it may release something else
         (run("abd"), "state", "1 of 2 steps without the record"),
         (run("abc", (1.0, 5.0, 3.0)), "", ""),  # its own gradient
-        (run("abc", (1.1, 2.1, 3.1)), "records apart", "changed 3 of 3 gradients"),
+        (run("abc", (1.1, 2.1, 3.1)), "records apart", "3 of 3 gradients changed"),
         (run("abc", published=published("2", "1")), "release", "mean, which changed with another"),
         (run("abc", published=published("1", "2")), "updates", "what X is given, which changed"),
         (run("ab", published=published("1", "1")), "updates", "what ends training, which changed"),
@@ -86,7 +86,8 @@ def test_the_exchanged_record_and_the_line_are_named():
     first = run("abc")
     (one,) = findings(first, run("abc", (1.1, 2.1, 3.1), record="record 7, the longest,"))
     assert one.where == "step 1 (train.py:1)"
-    assert "another record in place of record 7, the longest, changed 3 of 3" in one.seen
+    assert one.seen.startswith("3 of 3 gradients changed")
+    assert "another record in place of record 7, the longest" in one.seen
     (check,) = judge(first, first, varied=first).looks
     assert check.said.endswith("record 7, and with one of each batch exchanged or left out")
 
@@ -106,7 +107,9 @@ def test_a_record_that_is_left_out_changes_no_other_gradient(rows, count):
     found = findings(first, other, first)
     assert len(found) == (count > 0)
     for item in found:
-        assert f"leaving out record 7 changed {count} of 2 gradients" in item.seen
+        assert (
+            f"{count} of 2 gradients changed (3 records sampled): leaving out record 7" == item.seen
+        )
 
 
 def test_gradients_are_compared_at_equal_parameters_only():
