@@ -65,7 +65,7 @@ def propose_test_release(threshold: float, scale: float) -> Release:
 
 
 ENTRIES = (
-    Entry("NoisyHist1", noisy_cells(10.0), ONE_MOVES, TENTH, 0.1, STATDP, trials=1_000_000),
+    Entry("NoisyHist1", noisy_cells(10.0), ONE_MOVES, TENTH, 0.1, STATDP, trials=10_000_000),
     Entry("NoisyHist2", noisy_cells(0.1), ONE_MOVES, TENTH, 10.0, STATDP, trials=4_000_000),
     Entry("stability histogram", stable(THRESHOLD), WORDS, AT_DELTA, 0.998, "Korolova 2009", DELTA),
     Entry(

@@ -119,7 +119,7 @@ AT_DELTA = Claim(epsilon=1.0, delta=DELTA)
 SUBSAMPLED = Claim(epsilon=math.log1p(RATE * math.expm1(1.0)))
 
 ENTRIES = (
-    Entry("Laplace", laplace(10.0), COUNTS, TENTH, 0.1, SNIPER, trials=1_000_000),
+    Entry("Laplace", laplace(10.0), COUNTS, TENTH, 0.1, SNIPER, trials=4_000_000),
     Entry("LaplaceParallel", repeated_laplace(PARALLEL, 200.0), COUNTS, TENTH, 0.1, SNIPER),
     Entry(
         "TruncatedGeometric",

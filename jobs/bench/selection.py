@@ -93,10 +93,10 @@ def exponential_median(epsilon: float) -> Release:
 
 ENTRIES = (
     Entry(
-        "RNM1", index_of_largest(laplace(20.0)), ANSWERS, TENTH, 0.0946149, STATDP, trials=1_000_000
+        "RNM1", index_of_largest(laplace(20.0)), ANSWERS, TENTH, 0.0946149, STATDP, trials=4_000_000
     ),
     Entry(
-        "RNM2", index_of_largest(exponential(20.0)), ANSWERS, TENTH, 0.1, STATDP, trials=1_000_000
+        "RNM2", index_of_largest(exponential(20.0)), ANSWERS, TENTH, 0.1, STATDP, trials=4_000_000
     ),
     Entry("RNM3", largest(laplace(20.0)), ANSWERS, TENTH, 0.25, STATDP, trials=40_000_000),
     Entry(
