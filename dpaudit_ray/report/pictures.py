@@ -52,7 +52,7 @@ def of_run(run: Run, roc: list[pd.DataFrame]) -> Iterator[Picture]:
         outlines = [_distribution(distribution)]
         yield Picture(f"distribution-{number}", distribution.caption, outlines, file)
     if roc:
-        caption = "Members that the scores of the first six audits find, with bands and claims"
+        caption = "Members found by the scores of up to six audits, with bands and claims"
         yield Picture("membership", caption, [_roc(roc)], whole_run.roc_figure(roc))
 
 

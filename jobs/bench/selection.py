@@ -98,7 +98,7 @@ ENTRIES = (
     Entry(
         "RNM2", index_of_largest(exponential(20.0)), ANSWERS, TENTH, 0.1, STATDP, trials=4_000_000
     ),
-    Entry("RNM3", largest(laplace(20.0)), ANSWERS, TENTH, 0.25, STATDP, trials=40_000_000),
+    Entry("RNM3", largest(laplace(20.0)), ANSWERS, TENTH, 0.25, STATDP, trials=60_000_000),
     Entry(
         "RNM4",
         largest(exponential(20.0)),

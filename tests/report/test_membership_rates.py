@@ -38,7 +38,7 @@ def test_python_status_and_page_say_what_scores_show_beside_the_claim(tmp_path):
     assert shown == {reading.id: json.loads(json.dumps(reading.entry))}
     page = Path(dpaudit("report", location).out.strip()).read_text()
     assert all(sentence in page for sentence in reading.sentences)
-    assert "Members that the scores of the first six audits find" in page
+    assert "Members found by the scores of up to six audits" in page
     assert (location / "figures/membership.png").read_bytes().startswith(b"\x89PNG")
 
 
