@@ -51,12 +51,18 @@ class Interpreter:
             output = subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=60)
             is_new, version, installed = json.loads(output)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            why = f"is {path}, which does not run as Python 3; name environment/bin/python"
-            raise SpecError("--python", why) from error
+            raise SpecError(
+                "--python",
+                f"is {path}, which does not run as Python 3; name environment/bin/python",
+            ) from error
         if not is_new:
-            why = f"is Python {version}, but audits need 3.11 or newer; create a newer environment"
-            raise SpecError("--python", why)
+            raise SpecError(
+                "--python",
+                f"is Python {version}, but audits need 3.11 or newer; create a newer environment",
+            )
         if not {"numpy", "torch"} <= set(installed):
-            why = f"is {path}, which has no torch and numpy; install what the script needs"
-            raise SpecError("--python", why)
+            raise SpecError(
+                "--python",
+                f"is {path}, which has no torch and numpy; install what the script needs",
+            )
         return cls(path, installed)

@@ -503,6 +503,7 @@ class RunResult:
         answers: ε that accountants gave, by a digest of the question.
         draws: counts of the draws of each data set at each rate.
         unused: sizes of draws that led to no step.
+        beside: sizes of draws of other loaders, since a private loader drew.
         uneven: steps with another number of gradients than records were drawn.
         pretrained: private parameters that the records trained before, without noise.
         other_networks: classes of other networks that the records trained without noise.
@@ -538,6 +539,7 @@ class RunResult:
     answers: dict[str, float] = field(default_factory=dict)
     draws: tuple[Draws, ...] = ()
     unused: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
     uneven: tuple[UnevenStep, ...] = ()
     pretrained: tuple[str, ...] = ()
     other_networks: tuple[str, ...] = ()

@@ -17,7 +17,8 @@ _HINTS = {
     r"[Vv]ocab|Counter\(|most_common|fit_transform|LabelEncoder": "a vocabulary or encoding",
     r"best_(?:epoch|loss|acc|model)|early_stop|EarlyStopping|patience|"
     r"(?:if|while) .*(?:loss|acc).* [<>]": "the choice of an epoch",
-    r"\bprint\(|logger\.|logging\.|wandb|tensorboard|SummaryWriter": "printed or logged values",
+    r"\bprint\(|logger\.|logging\.|wandb|tensorboard|SummaryWriter|"
+    r"\.to_(?:csv|json|hdf)\(|json\.dump|csv\.writer|savefig|h5py": "printed or written values",
     r"\.mean\(0|\.std\(0|StandardScaler|mean\(axis=0|std\(axis=0": _SCALING,
 }
 

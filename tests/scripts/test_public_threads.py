@@ -212,6 +212,7 @@ UNDECIDED = {
     "shortened_before": "do so inside it",
     "targets_encoded": "how records were prepared",
     "towns_by_frequency": "how records were prepared",
+    "unlabelled_beside": "how batches were formed",
     "vocabulary_of_records": "how records were prepared",
     "whitened_by_zca": "records elsewhere",
     "wrong_delta": "promises little",

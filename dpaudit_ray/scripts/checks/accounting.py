@@ -71,8 +71,10 @@ class Accounting(Check):
                 # Each engine stated an ε, though not all at the end. The script may add them up.
                 judgement.find("reported apart", "get_epsilon", engines=len(claim_ids), **values)
                 if inspection.promised is None:
-                    why = f"whether the script adds up the ε of {len(claim_ids)} engines"
-                    judgement.miss(why, name="sum of engines")
+                    judgement.miss(
+                        f"whether the script adds up the ε of {len(claim_ids)} engines",
+                        name="sum of engines",
+                    )
                 continue
             engines = ""
             if len(claim_ids) > 1:

@@ -41,8 +41,12 @@ class LawOfNoise(Check):
             # Wolfowitz; Massart 1990, corollary 1).
             probability = 2 * math.exp(-2 * law.numbers * law.distance**2)
             if probability < level:
-                where = at_step(step.step, step.line)
-                judgement.find("law", where, distance=law.distance, numbers=law.numbers)
+                judgement.find(
+                    "law",
+                    at_step(step.step, step.line),
+                    distance=law.distance,
+                    numbers=law.numbers,
+                )
         return judgement
 
 

@@ -62,8 +62,12 @@ class Noise(Check):
         _judge_ghosts(inspection, judgement)
         diverged = [step for step in inspection.replayed if not _is_finite(step)]
         if diverged:
-            where = at_step(diverged[0].step, diverged[0].line)
-            judgement.find("not finite", where, count=len(diverged), steps=len(inspection.replayed))
+            judgement.find(
+                "not finite",
+                at_step(diverged[0].step, diverged[0].line),
+                count=len(diverged),
+                steps=len(inspection.replayed),
+            )
         _summarise(inspection, judgement, distances)
         _judge_arrays(inspection, judgement)
         return judgement
@@ -149,8 +153,10 @@ def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
     if arrays["again"]:  # the noise of these steps follows from generators, which are the same
         judgement.find("no noise", f"{arrays['again']} steps with earlier random numbers")
     if arrays["sum"]:
-        why = "sums were passed as arrays; pass audited_step a clipping function, and per_example"
-        judgement.miss(why, name="clipping")
+        judgement.miss(
+            "sums were passed as arrays; pass audited_step a clipping function, and per_example",
+            name="clipping",
+        )
     if arrays["noise"]:
         judgement.miss(
             f"at {arrays['noise']} steps, noise was passed as arrays; "
@@ -164,8 +170,10 @@ def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
             name="records by number",
         )
     if any(step.has_gaps for step in inspection.replayed):
-        why = "parts of a release are zero in some draws; remove them after the call"
-        judgement.miss(why, name="zeros")
+        judgement.miss(
+            "parts of a release are zero in some draws; remove them after the call",
+            name="zeros",
+        )
 
 
 def _usual_noise(inspection: Inspection) -> float | None:
@@ -208,10 +216,9 @@ def _judge_ghosts(inspection: Inspection, judgement: Judgement) -> None:
     ghosts = entries_of(inspection.record, GhostInspection)
     longer = [ghost for ghost in ghosts if ghost.longest > ghost.bound * _SLACK]
     for ghost in longer[:1]:
-        where = at_step(ghost.step, ghost.line)
         judgement.find(
             "ghost",
-            where,
+            at_step(ghost.step, ghost.line),
             change=ghost.change,
             bound=ghost.bound,
             longest=ghost.longest,

@@ -116,7 +116,7 @@ def _unexplained(inspection: Inspection) -> list[UnevenStep]:
     """Returns steps with another number of rows than of drawn records that have no good reason.
 
     A good reason is that all steps use the same part of their batch, or have the same number of
-    additional rows.
+    additional rows. But another loader's rows may be records.
     """
     uneven = inspection.result.uneven
     steps = [step for step in uneven if step.passes == 1 and step.records_each == 1]
@@ -125,6 +125,7 @@ def _unexplained(inspection: Inspection) -> list[UnevenStep]:
     # The number of made-up rows, in addition to those of records, is the same in all batches.
     differences = {step.rows - step.drawn for step in steps}
     is_constant_sum = len(differences) == 1 < len(parts) and min(differences) > 0
+    is_constant_sum &= differences.isdisjoint(inspection.result.beside)
     if (is_constant_part or is_constant_sum) and len(steps) >= inspection.taken:
         return []
     return steps

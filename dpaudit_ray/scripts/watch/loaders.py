@@ -54,6 +54,7 @@ class LoaderWatch:
         used: draws that a release was made of, in their order.
         last_draws: draws of the last release.
         unused: sizes of draws of which the script made no release.
+        beside: sizes of draws of other loaders, since a private loader drew.
     """
 
     def __init__(self) -> None:
@@ -63,6 +64,7 @@ class LoaderWatch:
         self.used: list[Draw] = []
         self.last_draws: list[Indices] = []
         self.unused: list[int] = []
+        self.beside = set[int]()
         self._private_draws = False  # whether a private loader was drawn from
         self._stored = 0  # number of indices in `used`
         self._iterations: weakref.WeakKeyDictionary[Any, Iteration] = weakref.WeakKeyDictionary()
@@ -92,9 +94,13 @@ class LoaderWatch:
             """Returns the next batch. Notes the oldest waiting draw, its own, if it may train."""
             batch = original(iterator)
             iteration = self._iterations.get(iterator)
-            if iteration is not None and iteration.waiting and self._trains(iteration.sampler):
-                self.current = iteration
-                iteration.batches.append(iteration.waiting.popleft())
+            if iteration is not None and iteration.waiting:
+                indices = iteration.waiting.popleft()
+                if self._trains(iteration.sampler):
+                    self.current = iteration
+                    iteration.batches.append(indices)
+                else:
+                    self.beside.add(len(indices))
             return batch
 
     def _trains(self, sampler: Any) -> bool:

@@ -112,8 +112,9 @@ def _imported(script: Path) -> types.ModuleType:
     except SyntaxError as error:
         raise _no_python(script, error) from error
     if Path(str(module.__file__)).resolve() != script:
-        why = f"{script.name} has the name of another module, {module.__file__}; rename it"
-        raise SpecError("", why)
+        raise SpecError(
+            "", f"{script.name} has the name of another module, {module.__file__}; rename it"
+        )
     return module
 
 
@@ -170,6 +171,9 @@ def _without_arguments(function: Any, module: types.ModuleType) -> Any:
         # In a script that imports `absl.app`, the function takes the arguments that are no flags.
         if absl and absl in [value for value in vars(module).values() if inspect.ismodule(value)]:
             return lambda: function(sys.modules["absl.flags"].FLAGS(sys.argv))
-        why = f"{function.__name__} in {Path(sys.argv[0]).name} needs arguments ({error})"
-        raise SpecError("", f"{why}; give them defaults, or audit the whole file") from error
+        raise SpecError(
+            "",
+            f"{function.__name__} in {Path(sys.argv[0]).name} needs arguments ({error}); "
+            "give them defaults, or audit the whole file",
+        ) from error
     return function

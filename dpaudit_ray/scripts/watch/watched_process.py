@@ -140,8 +140,11 @@ def _delta(state: WatchedRun, option: float | None) -> float:
         published.marks = replace(published.marks, delta=requested)
     stated = option or published.marks.delta
     if stated is None and state.request.inspects:
-        why = "is missing, and the script neither uses @audited(delta=...) nor computes an ε"
-        raise SpecError("--delta", f"{why}; write --delta 1e-5")
+        raise SpecError(
+            "--delta",
+            "is missing, and the script neither uses @audited(delta=...) nor computes an ε; "
+            "write --delta 1e-5",
+        )
     return stated or math.nan
 
 
@@ -227,6 +230,7 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         answers=state.accountants.answers,
         draws=tuple(draws),
         unused=tuple(state.loaders.unused),
+        beside=tuple(state.loaders.beside),
         uneven=tuple(state.uneven),
         pretrained=pretrained,
         other_networks=networks,
