@@ -42,6 +42,8 @@ class PreparationRuns:
         rows: number of rows that were changed.
         records_changed: number of records of other rows that changed, though they should not.
         settings_changed: names of the settings of training that changed.
+        arrays: digests of the arrays that have the rows.
+        targets: indices of rows that are private records.
     """
 
     line: str
@@ -49,6 +51,8 @@ class PreparationRuns:
     rows: int
     records_changed: int = 0
     settings_changed: tuple[str, ...] = ()
+    arrays: tuple[str, ...] = ()
+    targets: tuple[int, ...] = ()
 
 
 # Runs the script until training is private, with changed rows of some arrays. Takes the arrays'
@@ -160,7 +164,9 @@ def _with_equal_rows(
                 records_changed=changed,
                 settings_changed=settings,
             )
-    return replace(result, rows=changed_rows) if changed_rows else None
+    if not changed_rows:
+        return None
+    return replace(result, rows=changed_rows, arrays=tuple(digests), targets=descent.rows)
 
 
 def arrays_by_length(prepared: Prepared) -> list[list[Appeared]]:

@@ -50,7 +50,7 @@ class RunRequest:
             "exchanged" has another record in place of `record`; "varied" exchanges a record of
             each batch, or leaves one out; "halved" has one record in place of every other;
             "other_noise" has other noise in the steps with `record`; "other_randomness" has other
-            random numbers after them.
+            random numbers after them; "followed" has rows of `arrays` changed.
         record: index of the record that a pinned run is about; None if the run is about a record
             of each batch, or chooses the record itself.
         tables: digests of the data set's arrays. The "exchanged" run has other records in half of
@@ -73,7 +73,14 @@ class RunRequest:
     seconds: float | None = None
     one_more: bool = False
     pinned: Literal[
-        "", "unchanged", "exchanged", "varied", "halved", "other_noise", "other_randomness"
+        "",
+        "unchanged",
+        "exchanged",
+        "varied",
+        "halved",
+        "other_noise",
+        "other_randomness",
+        "followed",
     ] = ""
     record: int | None = None
     tables: tuple[str, ...] = ()

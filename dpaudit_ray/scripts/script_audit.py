@@ -27,7 +27,7 @@ from ..report.verdict import Verdict
 from . import canary_trials, checks, claims, preparation, processor, script_runs
 from .canary_trials import CanaryTrials
 from .checks import Inspection, PinnedRun, PinnedRuns
-from .protocol import Made, Prepared, RunRequest, Trial, entries_of
+from .protocol import Made, Prepared, RunRequest, RunResult, Trial, entries_of
 from .script_findings import LAYERS, AuditedCode, Finding, Judgement, ScriptVerdict
 from .script_runs import EndedRun, Runner, Target
 from .unchecked import unchecked_in
@@ -220,13 +220,13 @@ class Audit:
         if inspection.uses_opacus:
             records["varied"] = None  # a record of each batch
         result = inspection.result
-        if result.publishes_more or {"tensors", "earlier"} & result.leftovers.keys():
+        if _publishes_more(result):
             records["halved"] = None  # every other record
         # Records that are read before training is private are exchanged in the tables themselves.
         uses_early = result.had_early_records or result.other_networks
         tables = unchanged.result.tables if uses_early else ()
         for kind, record in records.items():
-            changed = self._pinned_run(kind, record, tables)
+            changed = self._pinned_run(kind, record, tables=tables)
             # The unchanged run states why the record was chosen.
             which = "every other record" if kind == "halved" else unchanged.record
             runs[kind] = replace(changed, record=which)
@@ -243,6 +243,12 @@ class Audit:
             return inspection
         self._progress("repeating the preparation with other records")
         result = preparation.follow(unchanged.prepared, self._prepare_with_changed_rows)
+        if result is not None and result.targets and _publishes_more(inspection.result):
+            with contextlib.suppress(ScriptError):  # the run may take too long
+                run = self._pinned_run("followed", arrays=result.arrays, targets=result.targets)
+                different = checks.differences(unchanged, run)
+                names = sorted(item.name for item in different if item.name)
+                result = replace(result, settings_changed=tuple(names))
         return replace(inspection, preparation=result)
 
     def _prepare_with_changed_rows(
@@ -273,14 +279,14 @@ class Audit:
         self,
         kind: Any,
         record: int | None = None,
-        tables: tuple[str, ...] = (),
+        **fields: Any,
     ) -> PinnedRun:
         """Runs the script once with pinned releases.
 
         Args:
             kind: a value of `RunRequest.pinned`.
             record: index of the record that the run is about; None for a record of each batch.
-            tables: digests of arrays in which other records are to be put.
+            fields: further fields of the request.
 
         Raises:
             ScriptError: the run took too long, failed, or observed no draw of records.
@@ -290,8 +296,8 @@ class Audit:
             share=_PINNED_SHARE,
             pinned=kind,
             record=record,
-            tables=tables,
-            follows=kind == "unchanged",
+            follows=kind in ("unchanged", "followed"),
+            **fields,
         )
         if run.ended.how == "hung":
             raise ScriptError("the run with pinned releases took too long; give a larger --budget")
@@ -546,6 +552,11 @@ class Audit:
             sources=self._result.sources,
             versions={"dpaudit": __version__} | self._result.versions,
         )
+
+
+def _publishes_more(result: RunResult) -> bool:
+    """Returns whether more is published than private parameters."""
+    return result.publishes_more or bool({"tensors", "earlier"} & result.leftovers.keys())
 
 
 def _slowdown() -> float:

@@ -139,7 +139,8 @@ class Followed:
         except Exception:  # noqa: BLE001 (a data set of the script may raise anything)
             prepared = Prepared()
         self._run.put(prepared)
-        if self._run.request.arrays:
+        request = self._run.request
+        if request.arrays and request.pinned != "followed":
             raise EnoughSeen
 
 

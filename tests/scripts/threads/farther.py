@@ -239,3 +239,19 @@ def unlabelled_beside() -> nn.Module:
     optimizer.zero_grad()
     print("epsilon", engine.get_epsilon(parts.DELTA))
     return model
+
+
+@audited(delta=parts.DELTA)
+def jobs_published() -> Any:
+    """Broken: the jobs of half of the people are published, as an example."""
+    frame = _people()
+    model = _fit_frame(frame.drop(columns="job"))
+    return {"model": model._module.state_dict(), "jobs": frame["job"].head(400).tolist()}
+
+
+@audited(delta=parts.DELTA)
+def columns_published() -> Any:
+    """Of jobs_published. Healthy: a list of the columns' names is published."""
+    frame = _people()
+    model = _fit_frame(frame.drop(columns="job"))
+    return {"model": model._module.state_dict(), "columns": list(frame.columns)}
