@@ -9,7 +9,7 @@ import platform
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol, runtime_checkable
+from typing import Annotated
 
 from pydantic import Field
 
@@ -184,12 +184,6 @@ class InputFile:
     sha256: str
 
 
-@runtime_checkable
-class _Reads(Protocol):
-    def files(self) -> tuple[Path, ...]:
-        """Returns the files whose content it reads."""
-
-
 def input_files(sweep: Sweep) -> tuple[InputFile, ...]:
     """Returns the files that data and models read, each once, in order.
 
@@ -244,5 +238,5 @@ def _files(cells: Iterable[Cell]) -> Iterator[Path]:
         for owner in (cell.mechanism, cell.adversary):
             for name in type(owner).model_fields:
                 part = getattr(owner, name)
-                if isinstance(part, _Reads):
+                if hasattr(part, "files"):  # data or a model
                     yield from part.files()

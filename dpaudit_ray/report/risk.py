@@ -49,8 +49,8 @@ class Risk:
         """The accuracy in words."""
         return (
             f"an attacker who knows all other {self.unit}s and guesses whether one is in is "
-            f"right in at most {_percent(self.accuracy)} of cases; blind guessing is right "
-            f"in 50 %"
+            f"right in at most {percent(round(self.accuracy, 4))} of cases; blind guessing is "
+            f"right in 50 %"
         )
 
 
@@ -150,8 +150,3 @@ def of_run(run: Run) -> dict[str, Subject]:
     if not subjects:
         raise SpecError("", f"{run.directory.location} has neither a claim nor a measured ε")
     return subjects
-
-
-def _percent(share: float) -> str:
-    """Returns a share as a percentage with two decimals at most."""
-    return percent(round(share, 4))

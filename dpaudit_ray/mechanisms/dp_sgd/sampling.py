@@ -103,6 +103,18 @@ class _Shuffled(Sampler):
             yield from order.reshape(sizes.per_epoch, -1)
 
 
+class _Independent(Sampler):
+    """Base of schemes that draw the other records as they draw canaries, each independently."""
+
+    def batches(
+        self,
+        sizes: Sizes,
+        rng: Generator,
+    ) -> Iterator[Indices]:
+        """Yields the records whose coins put them into each batch."""
+        return map(np.flatnonzero, self.coins(sizes, (sizes.examples,), rng))
+
+
 class Fixed(_Shuffled):
     """Fixed batches: epochs of shuffled data, cut into full ones. The canary is in every step."""
 
@@ -124,21 +136,12 @@ class Fixed(_Shuffled):
         return 1.0
 
 
-class Poisson(Sampler):
+class Poisson(_Independent):
     """Poisson sampling (Abadi et al. 2016): every record joins every step at rate q = |B| / N."""
 
     claim = Sampling.POISSON
 
     name: Literal["poisson"] = "poisson"
-
-    def batches(
-        self,
-        sizes: Sizes,
-        rng: Generator,
-    ) -> Iterator[Indices]:
-        """Draws each record into each batch independently."""
-        while True:
-            yield np.flatnonzero(rng.random(sizes.examples) < sizes.rate)
 
     def coins(
         self,
@@ -162,17 +165,9 @@ class Shuffle(_Shuffled):
     name: Literal["shuffle"] = "shuffle"
 
 
-class BallsAndBins(Sampler):
+class BallsAndBins(_Independent):
     """Balls and bins (Chua et al. 2024): each record joins a batch of the epoch independently."""
 
     claim = Sampling.BALLS_AND_BINS
 
     name: Literal["balls-and-bins"] = "balls-and-bins"
-
-    def batches(
-        self,
-        sizes: Sizes,
-        rng: Generator,
-    ) -> Iterator[Indices]:
-        """Yields the records of each batch: each joins one batch of an epoch, as in `coins`."""
-        return map(np.flatnonzero, self.coins(sizes, (sizes.examples,), rng))

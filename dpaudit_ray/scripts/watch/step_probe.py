@@ -214,7 +214,8 @@ class StepWatch:
             actual = self.released()
             again = self.released()
             entry = self.inspection(actual)
-            if not all(map(_is_same, actual, again)):
+            pairs = zip(actual, again, strict=True)
+            if not all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
                 entry = replace(entry, replays=False)
             else:
                 seed = self.run.request.derived("draws", *self.at) // 2
@@ -332,8 +333,3 @@ class StepWatch:
             self.run.put(Trial(member=trial.member, score=score, noise=noise, rate=rate))
         self.steps += 1
         self.run.count_release()
-
-
-def _is_same(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
-    """Returns whether numbers are equal bit for bit, but for signs of zero; NaN equals NaN."""
-    return np.array_equal(first, second, equal_nan=True)
