@@ -145,7 +145,7 @@ def _learning(trials: int, delta: float, largest_fit: int, zoomed: float) -> dic
 
 
 def _version(value: Any, depth: int = 0) -> str:
-    """Returns a digest that changes with what a function computes, or with data.
+    """Returns a digest of a value. That of a function changes if it would compute something else.
 
     A function's digest is of its source, its defaults, and the values that it reads from outside:
     another closure of the same source computes something else.
@@ -157,7 +157,7 @@ def _version(value: Any, depth: int = 0) -> str:
     parts = []
     if inspect.isfunction(value) and depth < _DEEPEST:
         outside = inspect.getclosurevars(value)
-        read = {**outside.globals, **outside.nonlocals}
+        read = {**outside.globals, **outside.nonlocals, **(value.__kwdefaults__ or {})}
         for name, item in [*sorted(read.items()), ("defaults", value.__defaults__)]:
             parts.append(f"{name} {_version(item, depth + 1)}")
         try:

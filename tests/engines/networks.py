@@ -608,6 +608,16 @@ class Counting(nn.Module):
 
 
 case("state-of-a-class", VECTOR, REFUSED, lambda: around(Counting()), "changes its 1.calls")
+
+
+class CountingPerClass(Counting):
+    def forward(self, x):
+        type(self).calls += 1  # the derived class gets a number of its own
+        return x
+
+
+case("state-of-a-derived-class", VECTOR, REFUSED,
+    lambda: around(CountingPerClass()), "changes its 1.calls")  # fmt: skip
 case("one-value-in-a-group", VECTOR, REFUSED,
     lambda: around(nn.GroupNorm(5, 5)), "but not on one alone")  # fmt: skip
 case("state-number-made-late", VECTOR, REFUSED,

@@ -68,10 +68,19 @@ def test_a_closure_a_table_and_an_own_score_need_no_module(tmp_path):
     assert known.overview["quote"].item() > 1.5
 
 
-def test_another_closure_of_the_same_source_is_another_run(tmp_path):
-    def release_of(scale):
-        return lambda data, rng, n: data + rng.laplace(0, scale, n)
+def closed_over(scale):
+    return lambda data, rng, n: data + rng.laplace(0, scale, n)
 
+
+def default_of_a_keyword(scale):
+    def release(data, rng, n, *, noise=scale):
+        return data + rng.laplace(0, noise, n)
+
+    return release
+
+
+@pytest.mark.parametrize("release_of", [closed_over, default_of_a_keyword])
+def test_the_same_source_with_another_number_is_another_run(tmp_path, release_of):
     call = {"pairs": [(0, 1)], "claim": {"epsilon": 1}, "trials": 5000}
     call |= {"adversary": {"name": "learned", "fit": 2000}, "storage_path": str(tmp_path)}
     assert da.audit(release_of(2.0), **call).verdict() != "VIOLATION"

@@ -296,13 +296,14 @@ def _generator_states() -> tuple[object, ...]:
 def _state(module: nn.Module) -> dict[str, object]:
     """Returns parameters, buffers, and numbers and strings that are attributes, by their path.
 
-    Attributes of a user's class count too: a layer may count its calls for all others there.
+    Attributes of the user's own classes count too: a layer may keep a counter on its class, shared
+    by all its instances. Of several with one name, the one that the layer would read counts.
     """
     state: dict[str, object] = {}
     for path, layer in module.named_modules():
         classes = type(layer).__mro__
-        users = [cls for cls in classes if not cls.__module__.startswith("torch.")]
-        for owner in (*users, layer):
+        user_classes = [cls for cls in classes if not cls.__module__.startswith("torch.")]
+        for owner in (*reversed(user_classes), layer):
             for name, value in vars(owner).items():
                 if isinstance(value, int | float | str):
                     state[f"{path}.{name}".lstrip(".")] = value
