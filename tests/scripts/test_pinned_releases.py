@@ -84,10 +84,10 @@ def test_what_another_record_changes(other, check, words):
 
 def test_the_exchanged_record_and_the_line_are_named():
     first = run("abc")
-    (one,) = findings(first, run("abc", (1.1, 2.1, 3.1), record="record 7, the longest,"))
+    (one,) = findings(first, run("abc", (1.1, 2.1, 3.1), record="record 7 (the longest)"))
     assert one.where == "step 1 (train.py:1)"
     assert one.seen.startswith("3 of 3 gradients changed")
-    assert "another record in place of record 7, the longest" in one.seen
+    assert "another record in place of record 7 (the longest)" in one.seen
     (check,) = judge(first, first, varied=first).looks
     assert check.said.endswith("record 7, and with one of each batch exchanged or left out")
 
@@ -189,7 +189,7 @@ def test_pinned_runs_that_differ_in_nothing():
     runner = Runner(Ended("returned"), chosen)
     judgement = pinned_check(runner)
     assert judgement.complete
-    assert "record 3, the longest, and with one of each batch" in judgement.looks[0].said
+    assert "record 3 (the longest), and with one of each batch" in judgement.looks[0].said
     kinds = [(request.pinned, request.record) for request in runner.requests]
     runs = [("unchanged", None), ("exchanged", 3), ("varied", None), ("halved", None)]
     assert kinds == runs
@@ -266,7 +266,7 @@ def test_a_run_is_read_from_its_record():
     read = PinnedRun.from_record(longest, entries)
     assert read.steps == (step,)
     assert "after step 4" in read.cut
-    assert read.record == "record 7, the longest record,"
+    assert read.record == "record 7 (the longest record)"
 
 
 @pytest.mark.parametrize("waited", [0.0, 30.0, 1e6])

@@ -199,7 +199,7 @@ def test_a_record_of_each_batch_is_exchanged_or_left_out(tmp_path, fixed):
     draws = [np.array([3, 5, 7, 9]), np.array([4, 6, 8, 2])]
     one = pinned_runs.with_variation(run, step, draws[:1])
     verb = "another record in place of" if fixed else "leaving out"
-    assert one.change == f"{verb} record 5, the largest record,"
+    assert one.change == f"{verb} record 5 (the largest record)"
     assert one.missing == (None if fixed else 1)
     # Of a step that adds up two draws, two records are others.
     both = pinned_runs.with_variation(run, step, draws)

@@ -30,7 +30,7 @@ class PinnedRun:
     Attributes:
         result: what was known at the end of the run.
         steps: the run's steps; each states whether it has the record that the run is about.
-        record: that record in words, such as "record 7, the longest record,".
+        record: that record in words, such as "record 7 (the longest record)".
         cut: why the run ended early, or "".
         prepared: the records before training, if the run followed them.
     """
@@ -46,7 +46,7 @@ class PinnedRun:
         """Returns a run by its result and record; the result names the record that was chosen."""
         name = f"record {result.chosen}"
         if result.chosen_as:
-            name += f", {result.chosen_as},"
+            name += f" ({result.chosen_as})"
         steps = tuple(entries_of(record, PinnedStep))
         prepared = next(iter(entries_of(record, Prepared)), None)
         return cls(result=result, steps=steps, record=name, cut=why_cut(record), prepared=prepared)

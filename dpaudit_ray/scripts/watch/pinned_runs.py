@@ -425,7 +425,7 @@ def _varied_draw(
     position, name = conspicuous_record(items)
     leaves_out = pinned.leaves_out and len(pinned.variations) % 2 == 0 and not keeps_size
     change = "leaving out" if leaves_out else "another record in place of"
-    change += f" record {indices[position]}, {name},"
+    change += f" record {indices[position]} ({name})"
     missing = position if leaves_out else None
     pinned.variations[np.array(indices).tobytes()] = change, missing
     # The record before it in the batch takes its place, and for the first record the last one.
