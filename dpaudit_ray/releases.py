@@ -74,27 +74,30 @@ def audited_step(  # noqa: PLR0913 (a claim, by name)
         raise TypeError("audited_step takes per_example where total is a function of it")
     examples = list(per_example or [])
     stream = _stream(name, noise_multiplier, max_grad_norm, sample_rate)
-    arrays: Noise | None = None
+    drawn_noise: Noise | None = None  # correlated noise, drawn once because the audit whitens it
     if stream and strategy is not None and not stream.run.request.pinned:
-        arrays = list(noise() if callable(noise) else noise)
-        stream.whiten(arrays, strategy, separation, indices)
+        drawn_noise = list(noise() if callable(noise) else noise)
+        stream.whiten(drawn_noise, strategy, separation, indices)
 
     def released(change: Any, seed: int | None) -> list[Any]:
-        """Returns the sums with one example changed, plus noise, drawn if it is a function.
+        """Returns the sums with one example changed, plus the noise.
+
+        Where `noise` is a function, each call draws it anew, except correlated noise.
 
         Args:
-            change: as `change_examples` takes it; None for the step as it is.
+            change: as `release_functions.change_examples` takes it; None for the step as it is.
             seed: not used: noise is drawn by global generators, which the audit seeds.
         """
         if callable(total):
-            sums = list(total(_change_examples(examples, change)))
+            sums = total(_change_examples(examples, change))
         else:
-            sums = list(total)
+            sums = total
             if change and change[0] == "appended":
-                # These sums are clipped already. A canary's rows are 1,000 times the largest norm,
-                # to be clipped by the script: so they are divided by that here.
+                # The audit makes a canary's row 1,000 times as long as the largest norm, so that
+                # the script must clip it. These sums are clipped already, and nothing clips the
+                # row any more: divided by 1,000, it has the length that clipping would leave.
                 sums = [a + _like(a, row / 1e3) for a, row in zip(sums, change[1], strict=True)]
-        source = noise if arrays is None else arrays
+        source = noise if drawn_noise is None else drawn_noise
         noises = source() if callable(source) else source
         return [a + b for a, b in zip(sums, noises, strict=True)]
 
@@ -147,24 +150,29 @@ def audited_release(
                 return function(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            arguments = dict(bound.arguments)
-            examples, unflatten_records = _flatten({name: arguments[name] for name in records})
+            original_arguments = dict(bound.arguments)
+            examples, unflatten_records = _flatten(
+                {name: original_arguments[name] for name in records}
+            )
             unflatten: Any = None  # gives arrays the structure of what the function last returned
 
             def released(change: Any, seed: int | None) -> list[Any]:
                 """Calls the function with one record changed, and with a given seed.
 
                 Args:
-                    change: which record is changed, and how; None for no change.
-                    seed: seed of the function's randomness; None leaves generators as they are.
+                    change: as `release_functions.change_examples` takes it; None for no change.
+                    seed: seed of the key, or else of TensorFlow's generators; the audit seeds all
+                        other generators itself. None leaves the key and generators as they are.
                 """
                 nonlocal unflatten
                 changed_records = unflatten_records(_change_examples(examples, change))
-                changed = bound.arguments  # `bound.args` and `bound.kwargs` follow it
-                changed.update(arguments | changed_records)
+                # The dict is edited in place: `bound.args` and `bound.kwargs` are computed from it.
+                call_arguments = bound.arguments
+                call_arguments.update(original_arguments | changed_records)
                 tensorflow = sys.modules.get("tensorflow")
                 if seed is not None and key is not None:
-                    changed[key] = reseed(seed) if reseed else _jax_key(seed, arguments[key])
+                    like = original_arguments[key]
+                    call_arguments[key] = reseed(seed) if reseed else _jax_key(seed, like)
                 elif seed is not None and tensorflow:
                     tensorflow.random.set_seed(seed % 2**31)
                 arrays, unflatten = _flatten(function(*bound.args, **bound.kwargs))

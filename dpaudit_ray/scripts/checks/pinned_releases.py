@@ -35,16 +35,17 @@ class Difference:
 
 
 def differences(unchanged: PinnedRun, other: PinnedRun | None) -> set[Difference]:
-    """Returns all differences of two runs, as far as both went; none without another run.
+    """Returns all differences of two runs, as far as both ran.
 
     Args:
-        unchanged: the run in which only the releases are changed.
-        other: a run with a further change.
+        unchanged: the run with pinned releases and no other change.
+        other: a run with the same pinned releases and one more change; None gives no differences.
     """
     if other is None:
         return set()
     different: set[Difference] = set()
     for number, (a, b) in enumerate(zip(unchanged.steps, other.steps, strict=False)):
+        # A step that has the exchanged record may release something else: that is what noise hides.
         if not b.member and a.release != b.release:
             different.add(Difference("release", number))
         if a.update != b.update:
