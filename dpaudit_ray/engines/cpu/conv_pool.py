@@ -382,7 +382,7 @@ class ConvPoolRule(Rule):
         return down, across
 
     def windows(self, size: Sequence[int]) -> Pair:
-        """Returns rows and columns of the pooling windows, 0 if none fits.
+        """Returns how many pooling windows fit below each other, and in a row; 0 where none fits.
 
         Args:
             size: height and width of the images.

@@ -357,7 +357,7 @@ def input_gradients(
             _copy(g[model, s].reshape(-1), sample.g)
             _copy(marks[model, s].reshape(-1), sample.marks)
             _spread_windows(sample.g, sample, marks.shape[2:], steps, static[1])
-            _push_down(sample, w[model], (image, outputs), row_length, steps, static[0])
+            _scatter_patches(sample, w[model], (image, outputs), row_length, steps, static[0])
             _copy(image[: tall * row_length], images[model, s].reshape(-1))
 
 
@@ -447,7 +447,7 @@ def _form(
 
 
 @inlined
-def _push_down(
+def _scatter_patches(
     buffers: Scratch,
     w: Floats,
     image_buffers: tuple[Floats, Integers],
@@ -680,7 +680,7 @@ def descend(
                     s = weighted[first + i]
                     squares[model, s] += _form_at(stage, (model, s, i), buffers[i])
                     if stage.below[0] > 0:
-                        _push_below(stage, model, buffers[i])
+                        _write_input_gradient(stage, model, buffers[i])
             for i in range(few):
                 s = weighted[first + i]
                 norm = math.sqrt(squares[model, s])
@@ -716,8 +716,8 @@ def _form_at(
 
 
 @inlined
-def _push_below(stage: Stage, model: int, g: Floats) -> None:
-    """Writes the gradients of the stage's images, which are the output of the stage below, into g.
+def _write_input_gradient(stage: Stage, model: int, g: Floats) -> None:
+    """Writes into g the gradient of this stage's input, which is the output of the stage below it.
 
     Args:
         stage: the stage, whose `buffers` has the gradients by position.
@@ -725,13 +725,20 @@ def _push_below(stage: Stage, model: int, g: Floats) -> None:
         g: to be written, without the zeros around the image.
     """
     row_length = stage.images.shape[3]
-    rows, numbers = stage.below
-    w = stage.w[model]
-    _push_down(stage.buffers, w, stage.image_buffers, row_length, stage.steps, stage.static[0])
+    rows, row_numbers = stage.below  # the part of the image that is not padding
+    convolution_sizes, _ = stage.static
+    _scatter_patches(
+        stage.buffers,
+        stage.w[model],
+        stage.image_buffers,
+        row_length,
+        stage.steps,
+        convolution_sizes,
+    )
     image = stage.image_buffers[0]
     for r in range(rows):
         first = (stage.edge[0] + r) * row_length + stage.edge[1]
-        _copy(image[first : first + numbers], g[r * numbers : (r + 1) * numbers])
+        _copy(image[first : first + row_numbers], g[r * row_numbers : (r + 1) * row_numbers])
 
 
 @inlined

@@ -49,10 +49,10 @@ class Conv2dRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Implements `Rule.forward` by one grouped convolution: a model is a group of channels."""
+        """Implements `Rule.forward` by one convolution: each model has its groups of channels."""
         n = len(theta)
         y = self._convolve(_side_by_side(x, n), theta, n * self._groups)
-        return _in_turn(y, n), x
+        return _model_by_model(y, n), x
 
     def forward_shared(
         self,
@@ -74,12 +74,12 @@ class Conv2dRule(Rule):
         return F.conv2d(x, weight, bias, self.stride, self._padding, self._dilation, groups)
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
-        """Implements `Rule.input_gradient` by one grouped convolution, a group for each model."""
+        """Implements `Rule.input_gradient` by one convolution backward, grouped as in `forward`."""
         n = len(theta)
         weight = self.weight.of(theta).flatten(0, 1)
         x, g = _side_by_side(x, n), _side_by_side(g, n)
         gradient = self._backward(weight, x, g, of_x=True, groups=n * self._groups)
-        return _in_turn(gradient, n)
+        return _model_by_model(gradient, n)
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
         """Implements `Rule.samples`; forms and keeps gradients only where that is cheaper.
@@ -317,8 +317,8 @@ def _side_by_side(x: Tensor, n: int) -> Tensor:
     return by_model(x, n).transpose(0, 1).flatten(1, 2)
 
 
-def _in_turn(x: Tensor, n: int) -> Tensor:
-    """Returns [B, n*c, h, w] as [n*B, c, h, w]: model by model."""
+def _model_by_model(x: Tensor, n: int) -> Tensor:
+    """Returns [B, n*c, h, w] as [n*B, c, h, w]: undoes `_side_by_side`."""
     if n == 1:
         return x
     by_sample = x.view(len(x), n, -1, *x.shape[2:])
