@@ -296,7 +296,7 @@ def _combine_table(table: Any, number: int) -> Numbers:
 
 
 def _combine_item(item: Any) -> Numbers:
-    """Returns combinations [SUMMARY] of all values of a record."""
+    """Returns a fingerprint of a record: SUMMARY sums of its values, with fixed random weights."""
     total = np.zeros(SUMMARY)
     for part_number, leaf in enumerate(tree_leaves(item)):
         if isinstance(leaf, (str, bytes)):
@@ -306,6 +306,7 @@ def _combine_item(item: Any) -> Numbers:
             values = np.asarray(leaf, dtype=np.float64).reshape(-1)
         except (TypeError, ValueError):  # no numbers
             continue
+        # NaN equals nothing, not even itself; 0 would be like values that are often there.
         total += np.nan_to_num(values, nan=0.5) @ _weights(len(values), part_number)
     return total
 

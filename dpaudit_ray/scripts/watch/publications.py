@@ -106,7 +106,7 @@ def pin_publications(run: WatchedRun, value: Any, file: str = "") -> None:
 
 
 def leftovers(remarks: Iterable[Remark]) -> dict[Leftover, list[str]]:
-    """Collects remarks by their kind."""
+    """Returns the names of remarked values, by kind of leftover."""
     names: dict[Leftover, list[str]] = {}
     for kind, name in remarks:
         names.setdefault(kind, []).append(name)

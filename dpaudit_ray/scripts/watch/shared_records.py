@@ -174,7 +174,8 @@ class PrivateRecords:
         Statistics of columns are moments, sums, counts of nonzeros, and quantiles: the value below
         the quantile, the one above, and their interpolation. The quantiles 0 and 1 are the
         extremes. Vectors of nearly equal numbers are left out, since other values would match them
-        by chance. Entries for a column with a gap, or a class without records, are not finite.
+        by chance. Entries of a column with a missing value (NaN), or of a class without records,
+        may not be finite.
         """
         values: list[torch.Tensor] = []
         for table in _wide_tables(self._tables):
@@ -203,7 +204,7 @@ class PrivateRecords:
         """Returns whether a tensor has private records as rows, or is a record, or labels."""
         tensor = tensor.detach().cpu()
         if tensor.dim() == 1:
-            return self._is_labels(tensor) or self._has_records(tensor.unsqueeze(0))
+            return self._is_first_labels(tensor) or self._has_records(tensor.unsqueeze(0))
         return tensor.dim() > 1 and self._has_records(tensor[:_MOST_ROWS])
 
     def _has_records(self, rows: torch.Tensor) -> bool:
@@ -217,12 +218,13 @@ class PrivateRecords:
         is_long = rows[0].numel() >= _LONG_ROW
         if not is_long and len(matches) < max(_FEWEST_VALUES, len(rows) / 2):
             return False
-        return any(_is_distinct(rows[n]) for n in matches)
+        return any(_is_varied(rows[n]) for n in matches)
 
-    def _is_labels(self, tensor: torch.Tensor) -> bool:
+    def _is_first_labels(self, tensor: torch.Tensor) -> bool:
         """Returns whether a vector is the labels of the first records."""
-        if len(tensor) < _FEWEST_LABELS or not _is_distinct(tensor.diff()):
-            return False  # a range of numbers is an index, and a constant says nothing
+        if len(tensor) < _FEWEST_LABELS or not _is_varied(tensor.diff()):
+            # Steps are (nearly) equal: an index or a constant, which other values would match.
+            return False
         return any(torch.equal(tensor, labels[: len(tensor)]) for labels in self._labels)
 
     def is_statistic(self, tensor: torch.Tensor) -> bool:
@@ -260,7 +262,7 @@ class PrivateRecords:
 
     def _is_fitted(self, rows: torch.Tensor) -> bool:
         """Returns whether rows are principal axes of the records, or centres of k-means."""
-        if not any(map(_is_distinct, rows)):
+        if not any(map(_is_varied, rows)):
             return False
         for table in self._tables:
             is_small = len(rows) * len(table) <= _MOST_PRODUCTS
@@ -282,7 +284,7 @@ def _has_axes(rows: torch.Tensor, table: torch.Tensor) -> bool:
         factors = (images * vectors).sum(1) / vectors.square().sum(1)
         residuals = images - factors[:, None] * vectors
         is_axis = residuals.norm(dim=1) < _RELATIVE_TOLERANCE * images.norm(dim=1)
-        if not is_axis[0] and any(map(_is_distinct, rows[is_axis[1:]])):
+        if not is_axis[0] and any(map(_is_varied, rows[is_axis[1:]])):
             return True
     return False
 
@@ -314,8 +316,8 @@ def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
     return bool((images - covariance @ rows).norm() < _RELATIVE_TOLERANCE * images.norm())
 
 
-def _is_distinct(row: torch.Tensor) -> bool:
-    """Returns whether numbers are so varied that no other numbers equal them by chance.
+def _is_varied(row: torch.Tensor) -> bool:
+    """Returns whether numbers are so varied that other numbers hardly equal them by chance.
 
     There must be three different values, or two that occur three times each.
     """
