@@ -96,7 +96,7 @@ class Learned(OutputAdversary):
         rng: Generator,
         delta: float = 0.0,
     ) -> Scorer:
-        """Implements `OutputAdversary.scorer`: fits the best way of learning to all own runs."""
+        """Implements `OutputAdversary.scorer`: fits the best model to all own runs."""
         encoder, x, y = self._own_runs(draw, self.fit, rng)
         learn, _ = self._best(x, y, rng, delta)
         stages = [_Stage(0.0, learn(x, y))]
@@ -153,7 +153,10 @@ class Learned(OutputAdversary):
         rng: Generator,
         delta: float = 0.0,
     ) -> float:
-        """Implements `OutputAdversary.promise`: the result of the best way on held-out runs."""
+        """Implements `OutputAdversary.promise`: the best result of a model on held-out runs.
+
+        Each model is fitted to the other runs. Its result is the bound on ε, plus information.
+        """
         _, x, y = self._own_runs(draw, self.search, rng)
         return self._best(x, y, rng, delta)[1]
 
@@ -182,10 +185,10 @@ class Learned(OutputAdversary):
         rng: Generator,
         delta: float,
     ) -> tuple[Learn, float]:
-        """Returns the way of learning that does best on held-out runs, and its result.
+        """Returns the function that fits the best model on held-out runs, and this model's result.
 
         The result is the lower bound on ε, plus the information about y in nats, which is at most
-        log 2: it ranks the ways that have a bound of 0.
+        log 2: it ranks the models that have a bound of 0.
 
         Args:
             x: columns, float64 [runs, k].
@@ -198,24 +201,24 @@ class Learned(OutputAdversary):
         y_held_out = y[:held_out]
         seed = int(rng.integers(2**31))
         distinct_outputs = len(np.unique(_hashes(x)))
-        ways = dict(self._ways(distinct_outputs, len(y), seed))
+        models = dict(self._models(distinct_outputs, len(y), seed))
         results = {}
-        for name, learn in ways.items():
+        for name, learn in models.items():
             predict = learn(x[held_out:], y[held_out:])
             log_odds = predict(x_held_out)
             bound = _shown(log_odds, y_held_out, delta)
             results[name] = bound + math.log(2) - _cross_entropy(log_odds, y_held_out)
             _log.info("%s promises ε = %.3g", name, bound)
         best = max(results, key=results.__getitem__)
-        return ways[best], results[best]
+        return models[best], results[best]
 
-    def _ways(
+    def _models(
         self,
         cells: int,
         runs: int,
         seed: int,
     ) -> Iterator[tuple[str, Learn]]:
-        """Yields names and functions of the ways of learning that are compared.
+        """Yields names of the models that are compared, with the functions that fit them.
 
         Args:
             cells: number of distinct outputs; counts need several runs for each.

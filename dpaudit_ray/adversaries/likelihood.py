@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Statistic = Literal["likelihood-ratio", "sum"]
+_TOTAL = "shown"  # key of the sum in a checkpoint; checkpoints that exist already have this name
 
 
 @dataclass(frozen=True)
@@ -119,18 +120,15 @@ class Sums:
         return self.total.clone()
 
     def state(self) -> dict[str, Tensor]:
-        """Implements `SavedObserver.state`: the sum, and if noise is correlated, all releases.
-
-        The names are those of checkpoints that exist already.
-        """
-        state = {"shown": self.total}
+        """Implements `SavedObserver.state`: the sum, and if noise is correlated, all releases."""
+        state = {_TOTAL: self.total}
         if self.whitening is not None:
             state["past"] = self.whitening.past
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Implements `SavedObserver.restore`."""
-        self.total = state["shown"]
+        self.total = state[_TOTAL]
         if self.whitening is not None:
             self.whitening.past = state["past"]
 

@@ -54,9 +54,10 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
         y_blocks = torch.split(canary.y, _BLOCK)
         for x, y in zip(x_blocks, y_blocks, strict=True):
             log_p = -observed.losses(x, y).double()
-            if classes > 1:  # 1 - p is the sum over the other classes: never just 0
-                wrong_labels = [(y + shift) % classes for shift in range(1, classes)]
-                wrong = [-observed.losses(x, label).double() for label in wrong_labels]
-                log_p = log_p - torch.stack(wrong).logsumexp(0)
+            if classes > 1:
+                # 1 - p as the sum over the other labels: subtracting from 1 would round to 0.
+                others = [(y + shift) % classes for shift in range(1, classes)]
+                log_p_of_others = [-observed.losses(x, label).double() for label in others]
+                log_p = log_p - torch.stack(log_p_of_others).logsumexp(0)
             columns.append(log_p)
         return torch.cat(columns, 1)
