@@ -91,7 +91,7 @@ class DeclaredTest:
             self._rank()
 
     def miss(self, members: Members) -> None:
-        """Adds trials without an output, with bits bool [n]."""
+        """Adds trials without an output, with bits bool [n]: the surest guesses, all wrong."""
         if self.trials < self._ends[-1]:
             self._log.miss(members)
             self._rank()
@@ -186,7 +186,7 @@ class BoundTest:
         self._missing = max(self._missing - len(scores), 0)
 
     def miss(self, members: Members) -> None:
-        """Adds trials without an output, with bits bool [n]."""
+        """Adds trials without an output, with bits bool [n]: each counts as a wrong guess."""
         self._state.miss(members[: self._missing])
         self._missing = max(self._missing - len(members), 0)
 
@@ -384,7 +384,7 @@ class ClaimTest(_Test):
             part.fold(scores, members)
 
     def miss(self, members: Members) -> None:
-        """Adds trials without an output, with bits bool [n]."""
+        """Adds trials without an output, with bits bool [n]: each counts as a wrong guess."""
         for part in (self.process, *self.between_looks):
             part.miss(members)
 

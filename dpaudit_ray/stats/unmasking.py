@@ -202,25 +202,26 @@ class Masks:
         self._revealed[doubtful] += np.clip(part - before, 0, shares)
         return True
 
-    def _guess(self, guessed: Counts) -> Judged:
+    def _guess(self, counts: Counts) -> Judged:
         """Guesses the first masked trials of each group as its likelier bit.
 
         Args:
-            guessed: number of guesses in each group, int64 [groups].
+            counts: number of guesses in each group, int64 [groups].
         """
         begin = self._groups.start + self._revealed
-        end = begin + guessed
-        inside = self._in_before[end] - self._in_before[begin]
+        end = begin + counts
+        members_guessed = self._in_before[end] - self._in_before[begin]
         guess_in = self._chance > 0.5
-        right = np.where(guess_in, inside, guessed - inside)
-        threshold = math.nan
-        has_guesses_in = guess_in & (guessed > 0)
-        guessed_in = np.flatnonzero(has_guesses_in[:-1])  # without the diverged trials
-        if len(guessed_in):
-            lowest = guessed_in[0]
-            trials = self._groups.order[begin[lowest] : end[lowest]]
+        right = np.where(guess_in, members_guessed, counts - members_guessed)
+        threshold = math.nan  # the lowest score of a trial that is guessed "in"; NaN if none is
+        has_guesses_in = guess_in & (counts > 0)
+        # Groups rise in score, and the last one holds the diverged trials, which have none.
+        groups_guessed_in = np.flatnonzero(has_guesses_in[:-1])
+        if len(groups_guessed_in):
+            lowest_group = groups_guessed_in[0]
+            trials = self._groups.order[begin[lowest_group] : end[lowest_group]]
             threshold = float(self._scores[trials].min())
-        return Judged(int(right.sum()), int(guessed.sum()), threshold)
+        return Judged(int(right.sum()), int(counts.sum()), threshold)
 
 
 @dataclass(frozen=True)
