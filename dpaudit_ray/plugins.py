@@ -183,7 +183,7 @@ def nested(base: type[P]) -> BeforeValidator:
 
     def plugin_from_raw(raw: Any, info: ValidationInfo) -> P:
         """Returns the plug-in that the field names. Raises SpecError under the field's name."""
-        with carried():
+        with reported_with_other_fields():
             return parse(base, raw, str(info.field_name))
 
     return BeforeValidator(plugin_from_raw)
@@ -194,7 +194,7 @@ class _CarriedError(ValueError):
 
 
 @contextlib.contextmanager
-def carried() -> Iterator[None]:
+def reported_with_other_fields() -> Iterator[None]:
     """Has a SpecError in a field's validator reported together with those of other fields."""
     try:
         yield

@@ -68,7 +68,7 @@ class Dispatcher:
             limits = {i: cell.mechanism.trial_limit for i, cell in enumerate(work.sweep.cells)}
             self._deadlines = Deadlines(work.sweep.resources.pack_deadline, limits)
             self._pool = Pool(self._start_worker, executor.kill, capacity)
-            self._attribution = FaultAttribution(capacity, work.tell, self._pool.changed)
+            self._attribution = FaultAttribution(capacity, work.tell, self._pool.update_idle)
             self.set_backlog(work.packs)
             self._pool.resize()
         except BaseException:  # Ctrl-C too: whatever ends this, nothing stays behind
@@ -169,7 +169,7 @@ class Dispatcher:
         before = self._attribution.failure(pack)
         worker.pack = pack
         worker.since = time.monotonic()
-        self._pool.changed(worker)
+        self._pool.update_idle(worker)
         self._owners[self._executor.call(worker.handle, "run_pack", pack, before)] = worker
 
     def _hand_retries(self) -> None:
@@ -220,14 +220,14 @@ class Dispatcher:
             outcome = Lost(worker.pack, str(error))
         if answer is worker.greeting:  # the answer is the trainer's place, not an outcome
             worker.node, worker.address, machine = outcome
-            self._pool.changed(worker)
+            self._pool.update_idle(worker)
             if why := self._compatibility.admit(worker.address, machine):
                 self._pool.replace(worker)
                 remedy = "install the same on all"
                 self._capacity.leave_out(worker.node, worker.address, why, remedy)
             return None
         worker.pack = None
-        self._pool.changed(worker)
+        self._pool.update_idle(worker)
         return self._settle(worker, outcome)
 
     def _settle(self, worker: Worker, outcome: Outcome) -> Outcome | None:

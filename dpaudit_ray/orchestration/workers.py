@@ -392,7 +392,7 @@ class Pool:
         """Trainers that are placed on a node."""
         return [worker for worker in self.workers if worker.node]
 
-    def changed(self, worker: Worker) -> None:
+    def update_idle(self, worker: Worker) -> None:
         """Updates `idle`; called when a trainer is placed, gets a pack, answers or loses trust."""
         if worker in self.workers and worker.trusted and not worker.pack:
             self.idle[worker] = None
@@ -427,9 +427,9 @@ class Pool:
             self._capacity.tell_waiting(target, room)
 
     def remove(self, worker: Worker) -> Pack | None:
-        """Ends a trainer; returns the pack that it did not answer."""
+        """Kills a trainer and forgets it; returns the pack that it had not finished, if any."""
         del self.workers[worker]
-        self.changed(worker)
+        self.update_idle(worker)
         self._kill(worker.handle)  # also if it only seemed dead: none may work unseen
         return worker.pack
 
@@ -456,7 +456,7 @@ class Pool:
         departing += staying[: max(0, len(staying) - target)]
         for worker in departing:
             worker.leaving = True
-            self.changed(worker)
+            self.update_idle(worker)
         for worker in list(self.workers):
             if worker.leaving and not worker.pack and not worker.suspected:
                 self.remove(worker)

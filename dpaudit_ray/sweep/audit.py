@@ -18,7 +18,14 @@ from pydantic import (
 
 from .. import accounting, imports, stats
 from ..errors import Mistakes, SpecError, unknown_name
-from ..plugins import Count, OpenShare, Strict, carried, options_with_name, spec_error
+from ..plugins import (
+    Count,
+    OpenShare,
+    Strict,
+    options_with_name,
+    reported_with_other_fields,
+    spec_error,
+)
 
 T = TypeVar("T", bound=Any)
 
@@ -211,7 +218,7 @@ def _parsed(
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
         mistakes.errors.append(SpecError(key, f"lists {repeated[0]} twice; remove one of them"))
-    with carried():
+    with reported_with_other_fields():
         mistakes.raise_if_any()
     return parsed
 

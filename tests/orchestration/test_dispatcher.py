@@ -673,12 +673,12 @@ class PlayedPool:
         """Gives trainers their places, in turn."""
         for worker, node in zip(self.pool.workers, nodes, strict=False):
             worker.node = node
-            self.pool.changed(worker)
+            self.pool.update_idle(worker)
 
     def work(self, *packs: Pack | None) -> None:
         for worker, pack in zip(self.pool.workers, packs, strict=False):
             worker.pack = pack
-            self.pool.changed(worker)
+            self.pool.update_idle(worker)
 
     @property
     def trusted(self) -> list[str]:
@@ -749,7 +749,7 @@ def test_idle_are_trusted_trainers_without_a_pack_whatever_happens_to_them(playe
                 played.pool.replace(worker)
                 played.resize()
                 continue
-        played.pool.changed(worker)
+        played.pool.update_idle(worker)
         idle = {w for w in played.pool.workers if w.trusted and w.pack is None}
         assert played.pool.idle.keys() == idle
 

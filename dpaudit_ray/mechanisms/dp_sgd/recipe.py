@@ -28,7 +28,7 @@ from ...adversaries.base import Adversary, ShadowPlan
 from ...data.base import Data, Dataset
 from ...errors import SpecError, first_line, plain
 from ...models.base import Model, Shape, as_input, input_dtype
-from ...plugins import Count, OpenShare, Strict, carried, nested, parse
+from ...plugins import Count, OpenShare, Strict, nested, parse, reported_with_other_fields
 from ..base import StepCount
 from .noise import Correlated, Independent, Noise
 from .sampling import Fixed, Sampler, Sizes
@@ -46,7 +46,7 @@ def _share_or_data(raw: Any) -> Any:
     """Returns a share of the data as it is; reads anything else as options of a data set."""
     if raw is None or isinstance(raw, int | float):
         return raw
-    with carried():
+    with reported_with_other_fields():
         return parse(Data, raw, "held_out")
 
 
