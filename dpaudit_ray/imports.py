@@ -274,10 +274,15 @@ def _require_trusted(path: str, key: str) -> None:
 
 
 def _callable(path: str, key: str) -> Callable[..., Any]:
-    """Imports a function or class of the module that names it, or of another file of the user's."""
+    """Imports what `path` names, which must be callable.
+
+    It must be defined in the package of `path`, or in a file of the user's: not merely imported
+    there from another library. Raises SpecError under `key` for anything else.
+    """
     value: Callable[..., Any] = imported(path, key)
     if not callable(value):
         raise SpecError(key, f"{path!r} cannot be called, got {value!r:.60}")
+    # An object that the caller passed in this process may be defined anywhere.
     if path.startswith(f"{_LENT}:"):
         return value
     home = str(getattr(value, "__module__", None))
@@ -291,8 +296,7 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
 
 
 def _require_users(function: Any, path: str, key: str) -> None:
-    is_lent = path.startswith(f"{_LENT}:")
-    if not is_lent and not _is_users_function(function):
+    if not path.startswith(f"{_LENT}:") and not _is_users_function(function):
         raise SpecError(key, f"{path} is installed code; call it from a function of your own")
 
 

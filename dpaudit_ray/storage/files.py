@@ -266,7 +266,8 @@ def _link(temporary: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if path.exists():  # without links, two processes may both find that it does not
+        # Not safe against a race: two processes may both see no file here, and the later replaces.
+        if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
         temporary.replace(path)
 

@@ -432,7 +432,7 @@ class Place:
             remedy = "make it readable"
             if isinstance(error, LastingError):
                 remedy = error.remedy
-                if error.renewable:
+                if error.renewable:  # expired credentials: the file is still there
                     error_class = StorageError
             raise error_class(f"{problem}; {remedy}, then run the same command again") from error
 

@@ -43,8 +43,12 @@ class _Loader(yaml.SafeLoader):
         parent: yaml.Node | None,
         index: Any,
     ) -> yaml.Node | None:
-        """Composes a node, and counts its values; an alias counts as the values that it repeats."""
-        before = self._values
+        """Composes a node, and counts its values.
+
+        A scalar counts as one value, plus one for every ten letters; an alias as all that it
+        repeats.
+        """
+        values_before = self._values
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self._refuse(f"lists and mappings are nested deeper than {MAX_DEPTH} levels")
@@ -57,7 +61,7 @@ class _Loader(yaml.SafeLoader):
         else:
             letters = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
             self._values += 1 + letters // _LETTERS
-            self._sizes[id(node)] = self._values - before
+            self._sizes[id(node)] = self._values - values_before
         if self._values > MAX_VALUES:
             self._refuse(
                 f"it holds more than {MAX_VALUES:,} values, with those that aliases repeat; write "
