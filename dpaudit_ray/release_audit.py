@@ -121,8 +121,8 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     }
     function = re.sub(r"[^A-Za-z0-9_]+", "-", getattr(release, "__name__", ""))[:_LONGEST_NAME]
     function = function.strip("-_") or "release"
-    name = f"{function}-{digest(sweep)[:8]}"
-    return run({"name": name, **sweep}, storage_path, executor="inline")
+    named_sweep = {"name": f"{function}-{digest(sweep)[:8]}", **sweep}
+    return run(named_sweep, storage_path, executor="inline")
 
 
 def _learning(trials: int, delta: float, largest_fit: int, zoomed: float) -> dict[str, int]:
@@ -227,5 +227,5 @@ def _affordable(
     fewest, most = _TRIALS
     trials = min(max(int(_SHARE * seconds / trial_seconds), fewest), most)
     # The first digit stays: 47,311 becomes 40,000.
-    magnitude = int("1" + "0" * (len(str(trials)) - 1))
+    magnitude: int = 10 ** (len(str(trials)) - 1)
     return trials // magnitude * magnitude

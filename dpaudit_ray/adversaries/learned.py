@@ -235,8 +235,7 @@ class Learned(OutputAdversary):
 
 def _both_worlds(draw: Draw, runs: int, rng: Generator) -> tuple[Outputs, Outputs]:
     """Draws outputs for the first and for the second input, half of the runs each."""
-    outside = draw(False, runs // 2, rng)
-    return outside, draw(True, runs // 2, rng)
+    return draw(False, runs // 2, rng), draw(True, runs // 2, rng)
 
 
 def _shuffled(

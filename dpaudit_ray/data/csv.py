@@ -245,7 +245,10 @@ class Csv(Data):
         label = self.label or next(candidates, names[-1])
         self._check_options(file, names, label)
         for name in _text_columns(table):
-            table[name] = table[name].map(_stripped)
+            # Text loses white space at its ends; an empty cell stays as it is.
+            table[name] = table[name].map(
+                lambda cell: cell.strip() if isinstance(cell, str) else cell
+            )
         return str(file), label, table
 
     def _separator(self, file: Path) -> str:
@@ -393,11 +396,6 @@ def _example(cells: Any) -> str:
 def _text_columns(table: Any) -> list[str]:
     """Returns the names of the columns of a data frame that are not all numbers or booleans."""
     return [name for name in table.columns if table[name].dtype.kind not in "iufb"]
-
-
-def _stripped(cell: Any) -> Any:
-    """Returns text without white space at its ends, anything else (an empty cell) as it is."""
-    return cell.strip() if isinstance(cell, str) else cell
 
 
 def _is_nameless(name: str) -> bool:

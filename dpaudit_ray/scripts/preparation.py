@@ -164,9 +164,8 @@ def _with_equal_rows(
                 records_changed=changed,
                 settings_changed=settings,
             )
-    if not changed_rows:
-        return None
-    return replace(result, rows=changed_rows, arrays=tuple(digests), targets=descent.rows)
+    result = replace(result, rows=changed_rows, arrays=tuple(digests), targets=descent.rows)
+    return result if changed_rows else None
 
 
 def arrays_by_length(prepared: Prepared) -> list[list[Appeared]]:

@@ -246,9 +246,8 @@ class Audit:
         if result is not None and result.targets and _publishes_more(inspection.result):
             with contextlib.suppress(ScriptError):  # the run may take too long
                 run = self._pinned_run("followed", arrays=result.arrays, targets=result.targets)
-                different = checks.differences(unchanged, run)
-                names = sorted(item.name for item in different if item.name)
-                result = replace(result, settings_changed=tuple(names))
+                names = {item.name for item in checks.differences(unchanged, run)}
+                result = replace(result, settings_changed=tuple(sorted(names - {""})))
         return replace(inspection, preparation=result)
 
     def _prepare_with_changed_rows(

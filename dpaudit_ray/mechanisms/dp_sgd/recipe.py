@@ -104,7 +104,8 @@ class Recipe(Strict):
             raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
         self.schedule.check(self.steps)
         self.noise.check(self.steps)
-        self.unit.check(self)
+        if self.noise_multiplier is not None:  # else checked when that of `epsilon` is known
+            self.unit.check(self)
         self._check_noise_and_unit()
         return self
 

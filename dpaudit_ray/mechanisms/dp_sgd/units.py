@@ -8,22 +8,34 @@ So claims, noise, sampling and adversaries are the same for users and clients as
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from pydantic import PositiveFloat
 
 from ...errors import SpecError, plain
 from ...plugins import Count, OpenShare, Plugin
-from .updates import Noisy, State
+from .updates import Noisy, Optimizer, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...engines.packing.packed import PackedModel
     from ...engines.rules.losses import Loss
-    from .recipe import Recipe
 
 _COUNT_NOISE = 20  # clients of a round over the deviation of a count (Andrew et al. 2021)
+
+
+class Server(Protocol):
+    """The options of a training that units depend on."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def clip_norm(self) -> float: ...
+    @property
+    def multiplier(self) -> float: ...
+    @property
+    def optimizer(self) -> Optimizer: ...
 
 
 class Unit(Plugin):
@@ -51,14 +63,14 @@ class Unit(Plugin):
         """Returns models [n, p] with these `coordinates` appended, at their first values."""
         return theta
 
-    def model(self, packed: "PackedModel", recipe: "Recipe") -> "PackedModel | GroupedModel":
+    def model(self, packed: "PackedModel", recipe: Server) -> "PackedModel | GroupedModel":
         """Returns the model that sums up the clipped gradients of units."""
         return packed
 
-    def check(self, recipe: "Recipe") -> None:
+    def check(self, recipe: Server) -> None:
         """Raises SpecError if options of the training do not fit this unit."""
 
-    def move(self, recipe: "Recipe", theta: "Tensor", noisy: Noisy, state: State) -> None:
+    def move(self, recipe: Server, theta: "Tensor", noisy: Noisy, state: State) -> None:
         """Lets the optimizer take one step of n models; arguments as of `Optimizer.move`."""
         recipe.optimizer.move(theta, noisy, state)
 
@@ -87,7 +99,7 @@ class Group(Unit):
         used = values[: groups * self.records]
         return used.reshape(groups, self.records, *values.shape[1:])
 
-    def model(self, packed: "PackedModel", recipe: "Recipe") -> "GroupedModel":
+    def model(self, packed: "PackedModel", recipe: Server) -> "GroupedModel":
         return GroupedModel(packed, recipe, self)
 
     @abstractmethod
@@ -102,7 +114,7 @@ class Group(Unit):
         """
 
     def contribution(
-        self, recipe: "Recipe", update: "Tensor", theta: "Tensor", clip_norm: float
+        self, recipe: Server, update: "Tensor", theta: "Tensor", clip_norm: float
     ) -> "Tensor":
         """Clips an update of each model, float [n, p]: what it adds to the sum of a step.
 
@@ -161,9 +173,9 @@ class Client(Group):
         result[..., : theta.shape[-1]] = theta
         return result
 
-    def check(self, recipe: "Recipe") -> None:
+    def check(self, recipe: Server) -> None:
         """Raises SpecError if the noise of counts is too small for the noise multiplier."""
-        if self.quantile is not None and recipe.noise_multiplier is not None:
+        if self.quantile is not None:
             self.shares(recipe)
 
     def update(self, model: "PackedModel", theta: "Tensor", x: "Tensor", y: "Tensor") -> "Tensor":
@@ -181,7 +193,7 @@ class Client(Group):
             total += self.learning_rate / len(labels) * sums
         return total
 
-    def shares(self, recipe: "Recipe") -> tuple[float, float]:
+    def shares(self, recipe: Server) -> tuple[float, float]:
         """Returns the scales of updates over C_t, and of counts, that give both the noise σ.
 
         Let the updates' noise have the multiplier s, and the count's noise the deviation b, with
@@ -204,7 +216,7 @@ class Client(Group):
         return math.sqrt(1 - count_scale**2 / 4), count_scale
 
     def contribution(
-        self, recipe: "Recipe", update: "Tensor", theta: "Tensor", clip_norm: float
+        self, recipe: Server, update: "Tensor", theta: "Tensor", clip_norm: float
     ) -> "Tensor":
         """Clips an update to C_t and appends its half of the count, scaled by C and `shares`.
 
@@ -224,7 +236,7 @@ class Client(Group):
         result[:, -1:] = (is_within.to(theta) - 0.5) * (count_scale * recipe.clip_norm)
         return result
 
-    def move(self, recipe: "Recipe", theta: "Tensor", noisy: Noisy, state: State) -> None:
+    def move(self, recipe: Server, theta: "Tensor", noisy: Noisy, state: State) -> None:
         """Takes the server's step, and adapts the clipping norm C_t to the noisy count.
 
         If the share of updates within C_t exceeds the quantile, log C_t falls by `clip_rate` times
@@ -264,7 +276,7 @@ class GroupedModel:
     """
 
     records: "PackedModel"
-    recipe: "Recipe"
+    recipe: Server
     unit: Group
 
     @property

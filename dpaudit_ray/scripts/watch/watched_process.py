@@ -37,16 +37,16 @@ from .loaders import Indices, ReleaseKey, draw_counts
 from .run_state import EnoughSeen, WatchedRun
 
 _SAVING = (
-    ("torch", "save"),
-    ("numpy", "save"),
-    ("numpy", "savez"),
-    ("numpy", "savez_compressed"),
-    ("numpy", "savetxt"),
-    ("pickle", "dump"),
-    ("pickle", "dumps"),
-    ("joblib", "dump"),
-    ("safetensors.torch", "save_file"),
-    ("torch.jit", "save"),
+    "torch.save",
+    "numpy.save",
+    "numpy.savez",
+    "numpy.savez_compressed",
+    "numpy.savetxt",
+    "pickle.dump",
+    "pickle.dumps",
+    "joblib.dump",
+    "safetensors.torch.save_file",
+    "torch.jit.save",
 )
 _PACKAGES = ("torch", "opacus", "numpy", "jax", "tensorflow", "lightning", "transformers")
 _FEW_COPIES = 0.02  # share of the records; in public tables some thousandths are copies
@@ -185,7 +185,8 @@ def _install(state: WatchedRun) -> None:
         finally:
             is_saving = False
 
-    for owner, name in _SAVING:
+    for function in _SAVING:
+        owner, _, name = function.rpartition(".")
         if module := import_if_there(owner):
             around(module, name)(save)
     for module in (torch, torch.random):
