@@ -96,7 +96,7 @@ ENTRIES = (
         trials=4_000_000,
     ),
     Entry("SVT2", SparseVector(20.0, 40.0), ANSWERS, TENTH, 0.0882304, SNIPER, trials=5_000_000),
-    Entry("SVT3", SVT3, ANSWERS, TENTH, 0.5, SNIPER, trials=3_000_000),
+    Entry("SVT3", SVT3, ANSWERS, TENTH, 0.5, SNIPER, trials=10_000_000),
     Entry("SVT4", SVT4, ANSWERS, TENTH, 0.172471, SNIPER, trials=15_000_000),
     Entry(
         "SVT5",
