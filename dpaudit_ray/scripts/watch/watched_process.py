@@ -175,8 +175,9 @@ def _install(state: WatchedRun) -> None:
         """Notes a value that the script saves, but not calls of such functions by each other."""
         nonlocal is_saving
         # Libraries pickle into memory what they do not publish.
-        is_own = original.__name__ == "dumps" and not is_users(sys._getframe(2).f_code.co_filename)
-        if is_saving or is_own or state.phase != "main" or state.replaying:
+        caller = sys._getframe(2).f_code.co_filename
+        in_memory = original.__name__ == "dumps" and not is_users(caller)
+        if is_saving or in_memory or state.phase != "main" or state.replaying:
             return original(*args, **kwargs)
         _note_saved(state, args, kwargs)
         is_saving = True
