@@ -36,19 +36,32 @@ def digests_of_all_networks() -> set[bytes]:
     return {digest(part) for part in tensors.values() if has_numbers(part, least=0)}
 
 
-def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
+def named_values(
+    value: Any,
+    name: str = "",
+    is_saved: bool = True,
+    owners: tuple[int, ...] = (),
+) -> Iterator[tuple[str, str, Any]]:
     """Yields name, class of its network, and value of each part that is saved with `value`.
 
     Parts of a network are the entries of its `state_dict`. Parts of an object of scikit-learn or
-    scipy, or of a data class, are the attributes that pickle saves. Containers are divided, except
-    those of only numbers and texts. Arrays of numpy, JAX and pandas come as tensors, arrays of
-    texts as lists.
+    scipy, or of the script's own class, are the attributes that pickle saves. Containers are
+    divided, except those of only numbers and texts. Arrays of numpy, JAX and pandas come as
+    tensors, arrays of texts as lists.
+
+    Args:
+        value: value that is saved or returned.
+        name: name of the value; "" for a whole file.
+        is_saved: whether it is saved. An object that is only returned, such as a trainer, may have
+            the data in its attributes; only those of data classes count as published.
+        owners: identities of the objects that have the value, as objects may have each other.
     """
     package = type(value).__module__.partition(".")[0]
     if package in ("numpy", "jax", "jaxlib", "pandas"):
         value = _as_tensor(value)
-    elif package in ("sklearn", "scipy") or (is_of_user(value) and is_dataclass(value)):
-        value = value.__getstate__()
+    elif id(value) in owners:
+        return
+    owners = (*owners, id(value))
     prefix = f"{name}." if name else ""
     if isinstance(value, torch.nn.Module):
         network = getattr(value, "_module", value)  # Opacus wraps the user's network
@@ -61,7 +74,11 @@ def named_values(value: Any, name: str = "") -> Iterator[tuple[str, str, Any]]:
         yield name or "a value", "", value
     elif isinstance(value, (dict, list, tuple)):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from named_values(part, f"{prefix}{key}")
+            yield from named_values(part, f"{prefix}{key}", is_saved, owners)
+    elif package in ("sklearn", "scipy") or (
+        is_of_user(value) and (is_saved or is_dataclass(value))
+    ):
+        yield from named_values(value.__getstate__(), name, is_saved, owners)
 
 
 def _as_tensor(value: Any) -> Any:
@@ -92,7 +109,7 @@ def pin_publications(run: WatchedRun, value: Any, file: str = "") -> None:
         file: name of the file, with a separator; "" for a value that is returned.
     """
     publications = run.publications
-    for key, network, part in named_values(value):
+    for key, network, part in named_values(value, is_saved=bool(file)):
         if publications.is_public(key, network):
             continue
         if is_array(part, least_dim=0):
@@ -113,11 +130,7 @@ def leftovers(remarks: Iterable[Remark]) -> dict[Leftover, list[str]]:
     return names
 
 
-def remarks(
-    run: WatchedRun,
-    value: Any,
-    file: str = "",
-) -> list[Remark]:
+def remarks(run: WatchedRun, value: Any, file: str = "") -> list[Remark]:
     """Names parts of a value that carry more than releases.
 
     Args:
@@ -128,7 +141,7 @@ def remarks(
     if not run.request.inspects:
         return []
     tensors = _KnownTensors(run, file)
-    for key, network, part in named_values(value):
+    for key, network, part in named_values(value, is_saved=bool(file)):
         is_public = run.publications.is_public(key, network)
         has_floats = has_numbers(part, least=0 if network else 1)
         if has_floats:

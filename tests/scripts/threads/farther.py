@@ -82,6 +82,39 @@ def public_index_pickled() -> nn.Module:
     return model
 
 
+class _Store:
+    """Features with the network that made them, as the script's own class keeps them."""
+
+    def __init__(self, model: nn.Module, features: Any) -> None:
+        self.model = model
+        self.features = features
+        self.parts = {"self": self}  # a circle, as between a trainer and its callbacks
+
+
+@audited(delta=parts.DELTA)
+def store_pickled() -> None:
+    """Broken: an object of the script's own class has learnt features of the records."""
+    pickle.dump({"store": _Store(*_features())}, io.BytesIO())
+
+
+@audited(delta=parts.DELTA)
+def store_saved() -> None:
+    """Broken: of store_pickled, saved by torch."""
+    torch.save(_Store(*_features()), io.BytesIO())
+
+
+@audited(delta=parts.DELTA)
+def public_store_pickled() -> None:
+    """Of store_pickled. Healthy: it has features of public records."""
+    pickle.dump({"store": _Store(*_features(public=True))}, io.BytesIO())
+
+
+@audited(delta=parts.DELTA)
+def store_returned() -> _Store:
+    """Healthy: the caller gets the network's features of public records, in an object."""
+    return _Store(*_features(public=True))
+
+
 def _quantised(public: bool) -> Any:
     """Whole numbers for weights and activations, whose ranges some records show."""
     x = parts.table(seed=5 if public else 11).tensors[0]
