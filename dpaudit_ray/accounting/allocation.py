@@ -63,5 +63,6 @@ def _losses(noise_multiplier: float, batches: int, epochs: int) -> Any:
     config = AllocationSchemeConfig(loss_discretization=GRID, tail_truncation=TAIL)
     params = PrivacyParams(sigma=noise_multiplier, num_steps=batches, num_epochs=epochs)
     with warnings.catch_warnings():
+        # The library warns where it takes a slower way or a coarser grid; its bounds stay bounds.
         warnings.simplefilter("ignore")
         return gaussian_allocation_pld(params=params, config=config)

@@ -52,11 +52,7 @@ class Encoder:
         ValueError: an output has too many numbers, or is of an unknown kind.
     """
 
-    def __init__(
-        self,
-        first: Outputs,
-        bits: bool = False,
-    ) -> None:
+    def __init__(self, first: Outputs, bits: bool = False) -> None:
         """Notes how many numbers the first outputs have, and which texts are frequent in them."""
         flat = _flat(first)
         self.numbers = flat.numbers.shape[1]
@@ -65,10 +61,7 @@ class Encoder:
         # Columns of frequent texts, by text.
         self._texts = {text: i for i, (text, _) in enumerate(counts.most_common(_MOST_TEXTS))}
 
-    def columns(
-        self,
-        outputs: Outputs,
-    ) -> Floats:
+    def columns(self, outputs: Outputs) -> Floats:
         """Returns the columns of n outputs, float64 [n, k]: finite, or NaN where missing."""
         flat = _flat(outputs)
         n, width = flat.numbers.shape
@@ -91,10 +84,7 @@ class Encoder:
             columns.append(self._flags(flat.texts))
         return np.concatenate(columns, axis=1, dtype=np.float64)
 
-    def _flags(
-        self,
-        texts: Sequence[tuple[str, ...]],
-    ) -> Floats:
+    def _flags(self, texts: Sequence[tuple[str, ...]]) -> Floats:
         """Counts each known text in every output, float64 [n, texts + 1]; unknown texts come last.
 
         Args:

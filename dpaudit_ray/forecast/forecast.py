@@ -166,11 +166,7 @@ def forecast(
     return Outlook(tuple(audits), workers, reason, preparations, plan.commitment)
 
 
-def _with_bounds(
-    outlook: AuditOutlook,
-    audit: PlannedAudit,
-    cell: Cell,
-) -> AuditOutlook:
+def _with_bounds(outlook: AuditOutlook, audit: PlannedAudit, cell: Cell) -> AuditOutlook:
     """Returns the forecast of an audit with the bounds that its trials can show.
 
     Args:

@@ -685,12 +685,7 @@ class Trials:
             )
         return cls(adversary, tuple(releases), distances)
 
-    def run(
-        self,
-        members: Members,
-        seed: int,
-        horizons: Horizons,
-    ) -> Measured:
+    def run(self, members: Members, seed: int, horizons: Horizons) -> Measured:
         """Scores trials in which the label of one record is flipped for members only.
 
         Args:

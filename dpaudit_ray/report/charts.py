@@ -173,11 +173,7 @@ def _last_scores(trials: Trials) -> Chart:
     return chart(title, pd.concat(tables[-2:]), "score", "trials", kinds)
 
 
-def outline(
-    name: str,
-    edges: Any,
-    counts: Any,
-) -> pd.DataFrame:
+def outline(name: str, edges: Any, counts: Any) -> pd.DataFrame:
     """Returns the outline of a histogram as a series: two corners for each bin.
 
     Args:

@@ -404,11 +404,7 @@ def _by_step(
     return values
 
 
-def _claims(
-    audit: PlannedAudit,
-    cell: Cell,
-    sources: _Sources,
-) -> claims.Claims:
+def _claims(audit: PlannedAudit, cell: Cell, sources: _Sources) -> claims.Claims:
     """Recomputes ε by every accountant at every recorded step; if it cannot, returns the plan's.
 
     Args:

@@ -137,7 +137,7 @@ def _sides(run: Run) -> tuple[Verdict, list[Side]]:
     sides = []
     audits = zip(run.pairs, answer.audits, overview(run), strict=True)
     for (audit, cell), answered, entry in audits:
-        rates = (math.nan, math.nan, math.nan)
+        rates = (math.nan,) * 3
         if cell.sampled and audit.independent:
             hits = HitRate.from_trials(run.trials(audit), cell.audit.confidence)
             if hits is not None:

@@ -127,11 +127,7 @@ def quote(run: Run, index: int, refuted: bool = False) -> Quote:
     return replace(first, epsilon=None, reason=reason)
 
 
-def _with_row(
-    without_bound: Quote,
-    row: Row,
-    confidence: float,
-) -> Quote:
+def _with_row(without_bound: Quote, row: Row, confidence: float) -> Quote:
     """Returns a quote of a row's bound, familywise at `confidence` if it has such a bound.
 
     Args:

@@ -262,11 +262,7 @@ def _record_cycles(
     return record_cycles
 
 
-def moves_records(
-    before: Prepared,
-    rotated: Prepared,
-    descent: Lineage,
-) -> bool:
+def moves_records(before: Prepared, rotated: Prepared, descent: Lineage) -> bool:
     """Returns whether rotated rows of one array moved records of `descent`, and few others."""
     first = np.array(before.records)
     second = np.array(rotated.records)

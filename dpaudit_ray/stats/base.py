@@ -249,10 +249,7 @@ def estimate(
     return dataclasses.replace(bound, note=note)
 
 
-def checked(
-    scores: ArrayLike,
-    members: ArrayLike,
-) -> tuple[Scores, Members]:
+def checked(scores: ArrayLike, members: ArrayLike) -> tuple[Scores, Members]:
     """Returns float64 scores and boolean members of one length, or raises ValueError."""
     values = as_floats(scores)
     bits = np.asarray(members)

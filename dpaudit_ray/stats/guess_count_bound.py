@@ -144,10 +144,7 @@ class GuessCounter:
         return mean_out / 2 + mean_in / 2
 
 
-def _totals(
-    start: float,
-    steps: NDArray[Any],
-) -> NDArray[Any]:
+def _totals(start: float, steps: NDArray[Any]) -> NDArray[Any]:
     """Returns the running total before each step, and after the last: [n + 1]."""
     return np.cumsum(np.concatenate([[start], steps]))
 

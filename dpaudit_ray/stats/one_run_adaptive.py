@@ -139,12 +139,7 @@ class Evidence:
     failed: int
 
     @classmethod
-    def from_odds(
-        cls,
-        odds: Floats,
-        members: Members,
-        failed: int,
-    ) -> "Evidence":
+    def from_odds(cls, odds: Floats, members: Members, failed: int) -> "Evidence":
         """Guesses bits by predicted odds, and sorts the canaries by how sure the guess is.
 
         Args:

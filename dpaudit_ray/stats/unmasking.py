@@ -377,11 +377,7 @@ def _first_ranks(scores: int) -> Counts:
     return np.concatenate([from_end, equal, scores - from_end[::-1]])
 
 
-def _end_rates(
-    chance: Floats,
-    inside: Counts,
-    revealed: Counts,
-) -> Floats:
+def _end_rates(chance: Floats, inside: Counts, revealed: Counts) -> Floats:
     """Replaces P(in) at an end of the ranks where revealed bits contradict it.
 
     Args:

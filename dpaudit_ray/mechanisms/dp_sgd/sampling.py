@@ -51,11 +51,7 @@ class Sampler(Plugin):
     in_known_steps: ClassVar[bool] = False  # True: a record is in steps that the adversary knows
 
     @abstractmethod
-    def batches(
-        self,
-        sizes: Sizes,
-        rng: Generator,
-    ) -> Iterator[Indices]:
+    def batches(self, sizes: Sizes, rng: Generator) -> Iterator[Indices]:
         """Yields the batch of the other records at steps 1, 2, ... without end.
 
         A batch is int64 [any number] of indices, and may be empty.
@@ -92,11 +88,7 @@ class _Shuffled(Sampler):
     All batches are full: records that remain skip the epoch.
     """
 
-    def batches(
-        self,
-        sizes: Sizes,
-        rng: Generator,
-    ) -> Iterator[Indices]:
+    def batches(self, sizes: Sizes, rng: Generator) -> Iterator[Indices]:
         """Deals all records into batches, in a new order in each epoch."""
         while True:
             order = rng.permutation(sizes.examples)[: sizes.per_epoch * sizes.batch_size]
@@ -106,11 +98,7 @@ class _Shuffled(Sampler):
 class _Independent(Sampler):
     """Base of schemes that draw the other records as they draw canaries, each independently."""
 
-    def batches(
-        self,
-        sizes: Sizes,
-        rng: Generator,
-    ) -> Iterator[Indices]:
+    def batches(self, sizes: Sizes, rng: Generator) -> Iterator[Indices]:
         """Yields the records whose coins put them into each batch."""
         return map(np.flatnonzero, self.coins(sizes, (sizes.examples,), rng))
 

@@ -564,12 +564,7 @@ class FrozenSession:
                 other_sums[step] = float(total @ unit)
         return cls(training, adversary, other_sums)
 
-    def run(
-        self,
-        members: Members,
-        seed: int,
-        horizons: Horizons,
-    ) -> Scores:
+    def run(self, members: Members, seed: int, horizons: Horizons) -> Scores:
         """Draws noise along the canary only: no model changes, so none is trained.
 
         In units of C, the projection of a step's release on the canary is a sum of three: 1 if the

@@ -77,12 +77,7 @@ class Process:
             return theta + np.where(distance > 0, self.clip_norm, -self.clip_norm)
         return theta + self.clip_norm * np.clip(distance / self.width, -1.0, 1.0)
 
-    def run(
-        self,
-        members: Members,
-        seed: int,
-        horizons: Horizons,
-    ) -> Floats:
+    def run(self, members: Members, seed: int, horizons: Horizons) -> Floats:
         """Returns θ_t of independent runs at each horizon, float64 [n, horizons].
 
         Members, bool [n], have the canary, which shifts θ up.

@@ -71,10 +71,7 @@ class Release(Mechanism):
 
     @field_validator("pairs")
     @classmethod
-    def _pairs_may_be_imported(
-        cls,
-        pairs: PairSource,
-    ) -> PairSource:
+    def _pairs_may_be_imported(cls, pairs: PairSource) -> PairSource:
         """Returns the source of pairs. Raises SpecError if its code is not trusted."""
         return imports.require_importable(pairs, "pairs") if isinstance(pairs, str) else pairs
 
@@ -90,10 +87,7 @@ class Release(Mechanism):
     def auto_pack_size(self) -> int:
         return PACK
 
-    def horizons(
-        self,
-        record_every: int | None,
-    ) -> Horizons:
+    def horizons(self, record_every: int | None) -> Horizons:
         """Returns the only step. Raises SpecError if the sweep records others."""
         if record_every is not None:
             raise SpecError(
@@ -117,18 +111,11 @@ class Release(Mechanism):
             paths.append(self.claim.code)
         return tuple(paths)
 
-    def claimed(
-        self,
-        adversary: Adversary,
-        horizon: int,
-    ) -> Claim:
+    def claimed(self, adversary: Adversary, horizon: int) -> Claim:
         """Returns the stated claim."""
         return self.claim
 
-    def preparation(
-        self,
-        adversary: Adversary,
-    ) -> Preparation | None:
+    def preparation(self, adversary: Adversary) -> Preparation | None:
         """Returns a preparation with a part for each pair of inputs.
 
         A part computes the ε that the adversary expects to show with its pair. None if there is
@@ -190,10 +177,7 @@ class Release(Mechanism):
         arguments = ("data", "rng", "n")
         return imports.function(self.path, "mechanism.path", *arguments, options=self.options)
 
-    def _draws(
-        self,
-        pair: Pair,
-    ) -> "_Draws":
+    def _draws(self, pair: Pair) -> "_Draws":
         """Returns a function that runs the release on either input of a pair."""
         return _Draws(self._release(), pair, self.options, self.path)
 
@@ -207,12 +191,7 @@ class _Draws:
     options: dict[str, Any]
     path: str
 
-    def __call__(
-        self,
-        member: bool,
-        runs: int,
-        rng: Generator,
-    ) -> Outputs:
+    def __call__(self, member: bool, runs: int, rng: Generator) -> Outputs:
         """Returns `runs` outputs. Raises TypeError if the function returns another number.
 
         Args:
@@ -263,12 +242,7 @@ class _Releases:
     draw: _Draws
     score: Scorer
 
-    def run(
-        self,
-        members: Members,
-        seed: int,
-        horizons: Horizons,
-    ) -> Scores:
+    def run(self, members: Members, seed: int, horizons: Horizons) -> Scores:
         """Implements `Session.run`: one call for all trials of an input, one for the other."""
         scores = np.empty((len(members), 1))
         worlds = np.random.SeedSequence(seed).spawn(2)
@@ -281,11 +255,7 @@ class _Releases:
         return scores
 
 
-def _counted(
-    outputs: Outputs,
-    runs: int,
-    path: str,
-) -> Outputs:
+def _counted(outputs: Outputs, runs: int, path: str) -> Outputs:
     """Returns outputs if there are as many as runs. Raises TypeError if not."""
     is_text = isinstance(outputs, str | bytes)
     is_listed = isinstance(outputs, Sequence | np.ndarray) and not is_text

@@ -59,10 +59,7 @@ class TablePairs(Strict):
 
     @field_validator("units", mode="before")
     @classmethod
-    def _are_known(
-        cls,
-        units: Any,
-    ) -> Any:
+    def _are_known(cls, units: Any) -> Any:
         """Returns the units as a tuple. Raises ValueError for unknown units."""
         choices = ("add", "remove", "replace")
         if not isinstance(units, list | tuple) or not units or set(units) - {*choices}:

@@ -36,14 +36,14 @@ class NoiseDraws:
         count: number of draws.
         squares: summed squared distance of the draws from their mean, by tensor.
         mean: mean of the differences. But for its own noise, it is minus the noise of the step.
-        constant: which numbers of each tensor no draw changed.
+        constant: which numbers of each tensor no draw changed; empty if draws are too few to tell.
         has_gaps: a number is zero in many releases, and not in others.
     """
 
     count: int
     squares: list[float]
     mean: Release
-    constant: list[npt.NDArray[np.bool_]]
+    constant: Sequence[npt.NDArray[np.bool_]] = ()
     has_gaps: bool = False
 
 
@@ -51,8 +51,7 @@ def draw_once(actual: Release, other: Release) -> NoiseDraws:
     """Returns the noise of two draws around their mean: the step's own draw, and another one."""
     change = difference(other, actual)
     squares = [square / 2 for square in squared_lengths(change)]
-    constant = [np.zeros(len(part), dtype=np.bool_) for part in actual]
-    return NoiseDraws(2, squares, change, constant)
+    return NoiseDraws(2, squares, change)
 
 
 def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
@@ -134,9 +133,17 @@ class StepNoise:
         return tuple(_strongest(kind) for kind in (steps, tensors, neighbours) if kind)
 
     def law_distance(self) -> LawDistance | None:
-        """Returns the distance of all steps' noise from the normal law; None without noise."""
+        """Returns the Kolmogorov distance of all steps' standardised noise from the normal law.
+
+        It is None without noise.
+        """
         every = np.concatenate([noise for _, noise in self._noise])[-_MOST_NUMBERS:]
-        return _distance_from_normal(every) if len(every) else None
+        if not len(every):
+            return None
+        below = torch.special.ndtr(torch.from_numpy(np.sort(every))).numpy()
+        grid = np.arange(len(every) + 1) / len(every)
+        distance = float(np.abs([grid[1:] - below, grid[:-1] - below]).max())
+        return LawDistance(distance, len(every))
 
 
 def _correlation(
@@ -186,13 +193,3 @@ def _strongest(correlations: Sequence[Correlation]) -> Correlation:
     """
     strongest = max(correlations, key=lambda c: abs(c.value) * c.numbers**0.5)
     return dataclasses.replace(strongest, pairs=sum(c.pairs for c in correlations))
-
-
-def _distance_from_normal(values: Vector) -> LawDistance:
-    """Returns the Kolmogorov distance of standardised noise from the normal law."""
-    below = torch.special.ndtr(torch.from_numpy(np.sort(values))).numpy()
-    n = len(values)
-    grid = np.arange(n + 1) / n
-    farthest_above = float(np.max(grid[1:] - below))
-    farthest_below = float(np.max(below - grid[:-1]))
-    return LawDistance(max(farthest_above, farthest_below), n)

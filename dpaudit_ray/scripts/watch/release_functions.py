@@ -233,8 +233,7 @@ class Stream(StepWatch):
         # Two draws around their own mean show as much as one draw around a known mean, here 0.
         count = 2
         mean = [-math.sqrt(1 + 1 / count) * part for part in white]
-        constant = [np.zeros(len(part), dtype=np.bool_) for part in white]
-        draws = NoiseDraws(count, squared_lengths(white), mean, constant)
+        draws = NoiseDraws(count, squared_lengths(white), mean)
         with self.run.replay():
             actual = self.released()
             entry = self.with_changes(self.inspection(actual), actual, draws, in_full=True)
@@ -277,16 +276,18 @@ class Stream(StepWatch):
             return redraws
         if self._redraws is None:  # not tried yet
             with self.run.replay():
-                first, second = (self.released(seed=seed) for seed in (1, 2))
-            self._redraws = any(part.any() for part in difference(first, second))
+                self._redraws = any(part.any() for part in self._difference_by_noise())
         return self._redraws
+
+    def _difference_by_noise(self) -> Release:
+        """Returns the difference of two releases of this step, which have different noise."""
+        return difference(self.released(seed=1), self.released(seed=2))
 
     def _pin(self, records: Sequence[Any]) -> Arrays:
         """Takes the step, records it, and returns random numbers of a seed for its release."""
         run = self.run
         if not self.steps:  # the scale of the first step serves for all
-            first, second = (self.released(seed=seed) for seed in (1, 2))
-            spread = np.std(np.concatenate(difference(first, second))) or 1.0
+            spread = np.std(np.concatenate(self._difference_by_noise())) or 1.0
             self._scale = 2.0 ** round(math.log2(spread))  # the same however the noise is rounded
         member = pinned_runs.has_row(run, records)
         with self.pinned_noise(member) as seed:

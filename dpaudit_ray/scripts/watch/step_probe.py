@@ -266,7 +266,7 @@ class StepWatch:
             shift = difference(self.released(change), actual)
             shifts.append(Shift(what, tuple(squared_lengths(shift))))
             for index, part in enumerate(shift):
-                if (draws.constant[index] & (part != 0)).any():
+                if draws.constant and (draws.constant[index] & (part != 0)).any():
                     without_noise.add(index)
         return replace(
             entry,
