@@ -22,7 +22,7 @@ from .arguments import (
     verb,
 )
 from .read_verbs import open_run
-from .terminal import Columns, Figure, number, plural
+from .terminal import Figure, number, plural
 
 if TYPE_CHECKING:
     from ..report.check import Checked
@@ -236,7 +236,7 @@ def _show_pairs(comparison: Comparison) -> None:
             differing.append(" / ".join(dict.fromkeys(side.label for side in pair.sides)))
     quotes = [side.quote for side in sides]
     rates = [f"{number(s.low)} to {number(s.high)}" if s.rate >= 0 else "–" for s in sides]
-    columns: Columns = {
+    columns = {
         "audit": [side.label for side in sides],
         "run": [1, 2] * len(comparison.pairs),
         "trials": [tables.progress_figure(side.entry) for side in sides],

@@ -229,7 +229,7 @@ def submit(  # noqa: PLR0913 (options of a command line)
 
     prepared = spec.load(sweep, parse_changes(changes))
     package = WorkingDirPackage(Path(working_dir), tuple(exclude or ()), tuple(include or ()))
-    options: list[str] = []
+    options = []
     for change in changes or ():
         options += ["--set", change]
     if trust is not None:

@@ -46,7 +46,7 @@ def show_overview(
         """Returns one entry of every audit's row."""
         return [row[name] for row in rows]
 
-    columns: Columns = {
+    columns = {
         "audit": column("label"),
         "verdict": [str(audit.verdict) for audit in answer.audits] if answer else None,
         "trials": [progress_figure(row) for row in rows] if any(column("trials")) else None,
@@ -128,7 +128,7 @@ def show_summary(run: Run, answer: Answer | None) -> None:
 
     indices = sorted(range(len(quotes)), key=rank)[:_SUMMARISED]
     chosen = [quotes[index] for index in indices]
-    columns: Columns = {
+    columns = {
         "audit": [quote.label for quote in chosen],
         "verdict": [verdicts[index] for index in indices] if verdicts else None,
         **quote_columns(chosen, head(chosen)),
@@ -188,7 +188,7 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
     for line in answer.help[:1]:
         terminal.explain(f"  next step: {line}")
     if audits := judged.audits:
-        columns: Columns = {
+        columns = {
             "audit": [a.label for a in audits],
             "verdict": [a.verdict for a in audits],
             **quote_columns([a.quote for a in audits]),

@@ -163,7 +163,7 @@ def show_table(title: str, columns: Columns, unlimited: bool = False) -> None:
         unlimited: lines may be longer than the terminal's.
     """
     must_fit = interactive() and not unlimited
-    table = list[_Column]()
+    table = []
     legend = ""
     for head, values in columns.items():
         if values is None:

@@ -446,7 +446,7 @@ def _packs(
     # If the number of trials was raised before the first trial, a short pack is the only trace.
     size = planner.pack_size(cell, sweep)
     short = [last + 1 for first, last in audit.packs[:-1] if last - first + 1 < size]
-    raised: list[int] = []
+    raised = []
     if len(short) == len(audit.declared) == 1:
         raised = short
     packs: list[Bounds] = []

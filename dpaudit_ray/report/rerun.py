@@ -72,7 +72,7 @@ def repeated(
         pack = Pack(index, *audit.packs[single.start])
         scores = FinishedTrials(run, plan, index).read(single)
         trained = trainer.attempt(pack, afresh=True)
-        difference: str | None = None
+        difference = None
         if isinstance(trained, Failure):
             if isinstance(scores, PackScores):
                 difference = f"cannot be trained again ({trained.message})"

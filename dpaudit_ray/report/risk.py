@@ -140,7 +140,7 @@ def of_run(run: Run) -> dict[str, Subject]:
     for index, (audit, cell) in enumerate(run.pairs):
         quoted = quote(run, index)
         unit = cell.claimed().unit
-        claims = dict[str, Claim]()
+        claims = {}
         if audit.claim < math.inf:
             claims["claimed"] = cell.claimed()
         if quoted.epsilon is not None:

@@ -51,7 +51,7 @@ def checked(arrays: Any, whose: str) -> Arrays:
 
 def encoded(arrays: Arrays) -> bytes:
     """Returns the file of these arrays."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for name, array in arrays.items():
         content = array.tobytes()
         header = {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
@@ -71,7 +71,7 @@ def decoded(content: bytes) -> Arrays:
         OSError, ValueError, pa.ArrowException: the file is damaged.
     """
     contents: dict[str, bytearray] = {}
-    kinds: dict[str, tuple[str, list[int]]] = {}
+    kinds = {}
     for row in scores.decoded(content, lambda names: SCHEMA).to_pylist():
         contents.setdefault(row["name"], bytearray()).extend(row["content"])
         kinds[row["name"]] = row["dtype"], row["shape"]

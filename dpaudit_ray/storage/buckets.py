@@ -275,7 +275,7 @@ class Bucket:
         objects = [str(entry["path"]) for entry in chain.from_iterable(pages)]
         if _LAST not in objects:
             self._require_end()
-        paths: set[str] = set()
+        paths = set()
         for path in objects:
             parts = path.split("/")
             if len(parts) > depth:
@@ -291,11 +291,11 @@ class Bucket:
         200, which the client takes for an empty page.
         """
         folder = folder.rstrip("/")
-        listing: Any = obstore.list_with_delimiter(self._store, folder or None)
+        listing = obstore.list_with_delimiter(self._store, folder or None)
         if not folder or 0 < len(listing["objects"]) < _PAGE:
             return list(listing["objects"])
         objects: list[Any] = []
-        pages: Any = obstore.list(self._store, offset=folder)
+        pages = obstore.list(self._store, offset=folder)
         for entry in chain.from_iterable(pages):
             if entry["path"] > f"{folder}0":  # the character after the slash
                 return objects

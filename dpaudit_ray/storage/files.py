@@ -127,10 +127,10 @@ class Folder:
 
         A link that leads out of the run directory is listed itself, and not followed.
         """
-        paths: list[str] = []
+        paths = []
         folders = [""]
         for _ in range(depth):
-            subfolders: list[str] = []
+            subfolders = []
             for folder in folders:
                 for entry in self._entries(folder):
                     path = f"{folder}{entry.name}"
@@ -179,7 +179,7 @@ class Folder:
 
     def _files(self, folder: str) -> list[os.DirEntry[str]]:
         """Returns the regular files in a folder, and links to regular files."""
-        files: list[os.DirEntry[str]] = []
+        files = []
         for entry in self._entries(folder):
             is_file = entry.is_file(follow_symlinks=False)
             if entry.is_symlink():  # only the kind of a link's target takes a further call

@@ -90,7 +90,7 @@ def fit_columns(figure: Figure, columns: int) -> None:
 def latex(run: Run) -> str:
     """Returns a table of LaTeX (booktabs) with the grid, the ε to quote and the claim."""
     quotes = verdict.quotes(run, verdict.current_or_stored(run))
-    columns: dict[str, list[str]] = {}
+    columns = {}
     for key in many_audits.varied_keys(run):
         columns[many_audits.short(key.name)] = list(key.values)
     columns["epsilon at least"] = [quote.text for quote in quotes]
