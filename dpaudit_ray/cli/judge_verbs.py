@@ -149,8 +149,7 @@ def certify(
 def _show_check(checked: Checked) -> None:
     """Prints what differs, what was not checked, and then how much was recomputed."""
     if not checked.in_order:
-        count = plural(checked.different, "place")
-        terminal.say(f"differs in {count}: {checked.location}")
+        terminal.say(f"differs in {plural(checked.different, 'place')}: {checked.location}")
     for difference in checked.differences[:_MOST_DIFFERENCES]:
         terminal.say(f"  {difference}")
     if checked.different > _MOST_DIFFERENCES:

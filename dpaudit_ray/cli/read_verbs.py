@@ -189,13 +189,12 @@ def failure_lines(run: Run) -> list[str]:
     from ..errors import printable
     from ..plan import outcomes
 
-    file = f"{run.directory.location}/{outcomes.FILE}"
     lines = []
     for kind in outcomes.by_kind(outcomes.failed(run.directory, run.plan), run.plan):
         packs = "" if kind.packs == 1 else f"{kind.packs} packs of "
         lines.append(
             f"{kind.label}: {packs}trials {kind.first}-{kind.last} failed: "
-            f"{printable(kind.message)}; traceback in {file}"
+            f"{printable(kind.message)}; traceback in {run.directory.location}/{outcomes.FILE}"
         )
     return lines
 

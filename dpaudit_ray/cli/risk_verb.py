@@ -87,8 +87,9 @@ def _claim(subject: str | None, fields: dict[str, Any], delta: float) -> Claim:
     elif len(fields) != 1 or subject is not None:
         options = [f"--{name}" for name in fields]
         got = ", ".join(filter(None, [subject, *options])) or "none"
-        problem = f"risk takes one of --epsilon, --rho, --mu, a run and a claim file, got {got}"
-        raise SpecError("", problem)
+        raise SpecError(
+            "", f"risk takes one of --epsilon, --rho, --mu, a run and a claim file, got {got}"
+        )
     elif "epsilon" in fields and delta:
         fields["delta"] = delta
     try:

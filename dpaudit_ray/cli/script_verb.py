@@ -111,10 +111,11 @@ def audit(  # noqa: PLR0913 (options of a command line)
         raise SpecError("--delta", f"must lie between 0 and 1, got {delta:g}; write it as 1e-5")
     target = Target.from_text(script, delta, arguments=arguments or ())
     if target is None:
-        remedy = (
-            f"write path/to/script.py or script.py:function; `dpaudit verify {script}` judges a run"
+        raise SpecError(
+            "",
+            f"{script} is not a script; write path/to/script.py or script.py:function; "
+            f"`dpaudit verify {script}` judges a run",
         )
-        raise SpecError("", f"{script} is not a script; {remedy}")
     if python:
         interpreter = Interpreter.for_script(python, target.script)
         target = replace(target, python=interpreter)

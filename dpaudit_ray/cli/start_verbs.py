@@ -83,9 +83,9 @@ def bench(
         "batch": [row.batch_size for row in rows],
         "pack": [row.models for row in rows],
     }
-    machine = f"{measured.device}, {measured.threads} thread(s)"
     terminal.show_table(
-        f"{machine}, matrix product {product / 1e9:,.0f} GFLOP/s",
+        f"{measured.device}, {measured.threads} thread(s), matrix product "
+        f"{product / 1e9:,.0f} GFLOP/s",
         columns | {head: list(map(Figure, texts)) for head, texts in figures.items()},
     )
     if json_file is not None:

@@ -137,10 +137,9 @@ def show_summary(run: Run, answer: Answer | None) -> None:
     totals = f": {', '.join(counts)}" if counts else ""
     terminal.explain(f"{plural(len(quotes), 'audit')}{totals}")
     terminal.show_table(f"{run.sweep.name}, nearest to claims: {words.heading(chosen)}", columns)
-    location = run.directory.location
     terminal.explain(
-        f"{len(quotes) - len(indices):,} more: `dpaudit status {location}` lists all audits, "
-        f"`dpaudit report {location}` draws a map of them"
+        f"{len(quotes) - len(indices):,} more: `dpaudit status {run.directory.location}` lists "
+        f"all audits, `dpaudit report {run.directory.location}` draws a map of them"
     )
 
 
@@ -208,13 +207,13 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
                 "refuted\nafter": [a.refuted_after or Figure("never") for a in audits],
             }
             sentences += [f"{audit.label}: {audit.remark}" for audit in audits if audit.remark]
-            false_alarms = percent(round(1 - judged.confidence, 6))
             sentences.append(
                 f"all audits together: log10 e-value {judged.evidence:.3f}, threshold "
                 f"{judged.needed:.3f}; a claim is refuted if an e-value reaches its threshold, or "
-                f"by tests at the declared number of trials; at most {false_alarms} of runs refute "
-                "a true claim, however often they are judged; CONSISTENT: each mechanism has an "
-                f"audit that would have detected {verdict.SHORTFALL}"
+                "by tests at the declared number of trials; at most "
+                f"{percent(round(1 - judged.confidence, 6))} of runs refute a true claim, however "
+                "often they are judged; CONSISTENT: each mechanism has an audit that would have "
+                f"detected {verdict.SHORTFALL}"
             )
         else:
             sentences.append("--details shows the tests behind the verdict")
@@ -322,14 +321,12 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
     )
     assumed = [audit.label for audit in audits if audit.status is not Status.CERTIFIED]
     if assumed:
-        labels = and_more(assumed)
-        terminal.explain(f"max eps and power assume a Gaussian curve for {labels}")
+        terminal.explain(f"max eps and power assume a Gaussian curve for {and_more(assumed)}")
     weak = [audit for audit in audits if (audit.power or 0.0) < USUAL_POWER]
     if weak:
         weak.sort(key=lambda audit: audit.power or 0.0)  # advice is for the weakest one
         labels = and_more([audit.label for audit in weak])
-        advice = "; ".join(_advice(weak[0]))
-        terminal.explain(f"power {_power(weak[0])}, {labels}: {advice}")
+        terminal.explain(f"power {_power(weak[0])}, {labels}: {'; '.join(_advice(weak[0]))}")
 
 
 def _power(audit: AuditOutlook) -> Figure:

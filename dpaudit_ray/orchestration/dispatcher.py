@@ -417,10 +417,9 @@ class AggregatorClient:
         self._seconds_without_pulse += HEALTH_CHECK_SECONDS
         if self._seconds_without_pulse >= (GONE_SECONDS if self._has_pulse else START_SECONDS):
             why = f", as {NO_MEMORY}" if self._capacity.new_memory_kill() else ""
-            silence = f"{self._seconds_without_pulse:.0f} s{why}"
             self._tell(
-                f"the aggregator has not answered for {silence}: it is killed and started again, "
-                "and continues from the run directory"
+                f"the aggregator has not answered for {self._seconds_without_pulse:.0f} s{why}: "
+                "it is killed and started again, and continues from the run directory"
             )
             self._executor.kill(self._aggregator, restart=True)
             self._pulse = None

@@ -205,8 +205,9 @@ def _check_numbers(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
 
 def _of_another_sweep(run: RunDirectory) -> RunDirectoryError:
     """Makes the error of a plan that belongs to another sweep."""
-    remedy = newer_version(run) or RESTORE
-    return RunDirectoryError(f"{run.location}/{FILE} is the plan of another sweep; {remedy}")
+    return RunDirectoryError(
+        f"{run.location}/{FILE} is the plan of another sweep; {newer_version(run) or RESTORE}"
+    )
 
 
 def filled(sweep: Sweep, plan: Plan, run: RunDirectory) -> Sweep:

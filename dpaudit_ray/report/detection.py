@@ -332,8 +332,7 @@ def _with_more_trials(run: Run, enough: int, is_planned: bool) -> Iterator[str]:
         is_planned: whether `up_to` allows them in this run.
     """
     if is_planned:
-        remedy = f"`--set audit.trials={enough}`"
-        yield f"growth planned by `up_to`: {enough:,} {_EFFECT}: {remedy}"
+        yield f"growth planned by `up_to`: {enough:,} {_EFFECT}: `--set audit.trials={enough}`"
         return
     fresh = options_of_new_run(run, enough, {"audit.trials": enough})
     if fresh is not None:

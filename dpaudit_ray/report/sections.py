@@ -232,9 +232,8 @@ def _failed(run: Run) -> Content:
     failed = []
     for kind in outcomes.by_kind(recorded, run.plan):
         packs = "" if kind.packs == 1 else f"{kind.packs:,} packs of "
-        trials = f"{packs}trials {kind.first:,}-{kind.last:,}"
         traceback = next(failure.traceback for failure in recorded if failure.kind == kind.kind)
-        what = f"{kind.label}: {trials} failed: {kind.message}"
+        what = f"{kind.label}: {packs}trials {kind.first:,}-{kind.last:,} failed: {kind.message}"
         failed.append({"what": what, "detail": traceback})
     parts = outcomes.part_lines(outcomes.failed_parts(*files), run.plan)
     for line in (*outcomes.missed_lines(*files), *parts):

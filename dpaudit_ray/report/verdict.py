@@ -598,8 +598,7 @@ def _reason(
             f"the test of the entire claim counts training runs, and {runs:,} {verb} too few to "
             f"detect {SHORTFALL}"
         )
-    chance = percent(round(audit.power, 2))
-    return f"the audit is weak: its power to detect {SHORTFALL} is {chance}"
+    return f"the audit is weak: its power to detect {SHORTFALL} is {percent(round(audit.power, 2))}"
 
 
 def _why_refuted(run: Run, index: int, audit: AuditVerdict) -> str:

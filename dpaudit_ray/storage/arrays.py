@@ -42,8 +42,9 @@ def checked(arrays: Any, whose: str) -> Arrays:
         raise TypeError(f"{whose} gave a {type(arrays).__name__}, not arrays by name")
     for name, array in arrays.items():
         if not isinstance(name, str) or not isinstance(array, np.ndarray):
-            kind = type(array).__name__
-            raise TypeError(f"{whose} gave a {kind} as {name!r:.40}, not a NumPy array by name")
+            raise TypeError(
+                f"{whose} gave a {type(array).__name__} as {name!r:.40}, not a NumPy array by name"
+            )
         if array.dtype.kind not in _KINDS:
             raise TypeError(f"{whose} gave {name} of type {array.dtype}; it must hold numbers")
     return dict(arrays)

@@ -68,8 +68,9 @@ def parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        deepest = sys.getrecursionlimit()
-        raise StrangeFileError(f"it is nested deeper than {deepest} levels") from None
+        raise StrangeFileError(
+            f"it is nested deeper than {sys.getrecursionlimit()} levels"
+        ) from None
 
 
 def describe(error: Exception) -> str:

@@ -73,8 +73,10 @@ class Cell(Strict):
         else:
             source = "pairs do" if self.audit.paired else f"{self.adversary.name} does"
             needs = f"scores of many training runs, one of each, which {source} not give;"
-        names = ", ".join(fitting)
-        return SpecError(key, f"{estimator.name} takes {needs} choose another estimator: {names}")
+        return SpecError(
+            key,
+            f"{estimator.name} takes {needs} choose another estimator: {', '.join(fitting)}",
+        )
 
     def _can_judge(self, method: type[stats.Estimator]) -> bool:
         """Returns whether an estimator takes scores with the dependence of this audit's."""

@@ -92,9 +92,10 @@ class _Loader(yaml.SafeLoader):
         except (yaml.YAMLError, RecursionError, MemoryError):
             raise
         except Exception as error:  # PyYAML passes on anything that a conversion raises
-            kind = node.tag.removeprefix(_TAG)
             raise _unusable(
-                node, f"{node.value!r:.40} cannot be read as {kind} ({first_line(error)})"
+                node,
+                f"{node.value!r:.40} cannot be read as {node.tag.removeprefix(_TAG)} "
+                f"({first_line(error)})",
             ) from error
 
     def _refuse(self, problem: str) -> None:
