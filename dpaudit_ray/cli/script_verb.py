@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -218,27 +218,34 @@ def _show(verdict: ScriptVerdict, page: Path) -> None:
         _put("", f"{finding.code}, {finding.look}")
     if verdict.sentence:
         _put("Strength", verdict.sentence)
-    for number, measured in enumerate(verdict.measured):
-        _put("" if number else "Measured", str(measured))
-    for number, line in enumerate(verdict.help):
-        _put("" if number else "Missing", line)
+    _put_all("Measured", map(str, verdict.measured))
+    _put_all("Missing", verdict.help)
     terminal.say("")
-    done = [check for check in verdict.looks if check.done]
-    for number, check in enumerate(done):
-        name = check.name if check.layer == 0 else f"{LAYERS[check.layer]}"
-        _put("" if number else "Checked", f"{name}: {check.said}")
-    undone = [check for check in verdict.looks if not check.done and check.applies]
-    for number, check in enumerate(undone):
-        _put("" if number else "Not done", f"{check.name}: {check.said}")
+    done = []
+    undone = []
+    for check in verdict.looks:
+        if check.done:
+            name = check.name if check.layer == 0 else LAYERS[check.layer]
+            done.append(f"{name}: {check.said}")
+        elif check.applies:
+            undone.append(f"{check.name}: {check.said}")
+    _put_all("Checked", done)
+    _put_all("Not done", undone)
     terminal.say("")
     terminal.say("Not checked in this script")
-    for line in verdict.unchecked:
-        _put("", line)
+    _put_all("", verdict.unchecked)
     if verdict.violations:
         _put("", "checks after the first violation; there may be more violations")
     terminal.say("")
     terminal.say(verdict.error)
     terminal.say(f"Report: {page} ({verdict.effort})")
+
+
+def _put_all(label: str, texts: Iterable[str]) -> None:
+    """Prints texts below each other, the first one after the label."""
+    for text in texts:
+        _put(label, text)
+        label = ""
 
 
 def _put(label: str, text: str) -> None:
