@@ -18,26 +18,23 @@ RESULTS = "Read results"
 ADVANCED = "Advanced"
 
 
-def _without_types(parameters: Any) -> Any:
+class _WithoutTypes:
     """Removes the <bool> that the help shows after each flag, even after flags that Typer adds."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
+
+    def get_params(self, ctx: Any) -> Any:
+        parameters = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
 
 
-class Command(TyperCommand):
+class Command(_WithoutTypes, TyperCommand):
     """A verb in the help."""
 
-    def get_params(self, ctx: Any) -> Any:
-        return _without_types(super().get_params(ctx))
 
-
-class Group(TyperGroup):
+class Group(_WithoutTypes, TyperGroup):
     """All verbs in the help."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _without_types(super().get_params(ctx))
 
 
 def exit_code(verdict: str) -> Exit:
