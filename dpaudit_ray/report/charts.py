@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ..errors import lines
 from ..plan.score_stream import Trials
@@ -44,26 +45,38 @@ def chart(
     """
     series = []
     for name, rows in table.groupby("series", sort=False):
-        kind = (kinds or {}).get(str(name), "line")
-        entry: Chart = {"name": lines(str(name)), "kind": kind}
-        entry["x"] = numbers(rows["x"])
-        entry["y"] = numbers(rows["y"])
+        entry: Chart = {
+            "name": lines(str(name)),
+            "kind": (kinds or {}).get(str(name), "line"),
+            "x": numbers(rows["x"]),
+            "y": numbers(rows["y"]),
+        }
         for column in ("low", "high"):
             if column in rows and rows[column].notna().any():
                 entry[column] = numbers(rows[column])
         series.append(entry)
-    axes = {"x": x, "y": y, "log": logarithmic}
-    return {"title": lines(title), **axes, "series": series}
+    return {
+        "title": lines(title),
+        "x": x,
+        "y": y,
+        "log": logarithmic,
+        "series": series,
+    }
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:
     """Returns numbers with five digits, more than a chart shows; None if one is not finite."""
-    return [rounded(float(value)) for value in values]
+    return [rounded(value) for value in values]
 
 
 def rounded(value: float) -> float | None:
     """Returns five digits of a number; None if it is not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def spaced(count: int, most: int) -> NDArray[np.int64]:
+    """Returns at most `most` numbers below `count`, evenly spaced, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, most).round().astype(int))
 
 
 def of_bounds(bounds: pd.DataFrame) -> Chart:
@@ -188,9 +201,7 @@ def outline(name: str, edges: Any, counts: Any) -> pd.DataFrame:
 def _trade_off(curves: Profile) -> Chart:
     """Returns the observed trade-off curve, its fit, and the least one that the claim allows."""
     observed = curves.tradeoff
-    last = len(observed.alpha) - 1
-    spaced = np.linspace(0, last, _CURVE_POINTS)
-    chosen = np.unique(spaced.round().astype(int))
+    chosen = spaced(len(observed.alpha), _CURVE_POINTS)
     rates = np.linspace(0.0, 1.0, _CURVE_POINTS // 2)
     series = {
         "claim": (rates, 1 - curves.claim.true_positive_rate(rates)),

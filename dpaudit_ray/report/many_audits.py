@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..plan.model import PlannedAudit
 from ..sweep.cell import Cell
-from .charts import rounded
+from .charts import rounded, spaced
 from .figures.whole_run import step_bounds
 from .measures import HitRate
 from .tables import Run, with_options
@@ -136,9 +136,7 @@ def numbers(
     }
     bounds = step_bounds(run, audit).set_index("step")["bound"]
     claims = audit.claims[audit.accountant]
-    last = len(audit.horizons) - 1
-    spaced = np.linspace(0, last, _STEPS).round().astype(int)
-    positions = np.unique(spaced)  # at most _STEPS of the recorded steps
+    positions = spaced(len(audit.horizons), _STEPS)
     if len(positions) > 1:
         steps = [audit.horizons[position] for position in positions]
         content["steps"] = steps
