@@ -123,7 +123,7 @@ def _run_line(location: str) -> RunLine:
         run=location,
         state="complete" if opened.complete else state,
         done=sum(map(opened.done, opened.plan.audits)),
-        trials=sum(audit.trials for audit in opened.plan.audits),
+        trials=opened.plan.trials,
         verdict=answer.verdict.value if answer else "",
         epsilon=answer.quote.epsilon if answer else None,
         claim=answer.quote.claim if answer else math.nan,

@@ -48,7 +48,7 @@ def show_overview(
 
     columns = {
         "audit": column("label"),
-        "verdict": [str(audit.verdict) for audit in answer.audits] if answer else None,
+        "verdict": [audit.verdict for audit in answer.audits] if answer else None,
         "trials": [progress_figure(row) for row in rows] if any(column("trials")) else None,
         **quote_columns(quotes, head(quotes)),
     }
@@ -117,7 +117,7 @@ def show_summary(run: Run, answer: Answer | None) -> None:
     if len(quotes) <= _MANY:
         show_overview(run, answer)
         return
-    verdicts = [str(audit.verdict) for audit in answer.audits] if answer else []
+    verdicts = [audit.verdict for audit in answer.audits] if answer else []
 
     def rank(index: int) -> tuple[bool, float, int]:
         """Returns a key that sorts violations first, then the largest shares of the claim."""

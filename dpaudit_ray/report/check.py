@@ -742,7 +742,7 @@ def _check_verdict(
         stored: the stored estimates, taken for audits that could not be recomputed.
     """
     table = frame(pa.Table.from_pylist([vars(row) for row in rows], ESTIMATE_SCHEMA))
-    unchecked = stored[~stored["audit"].isin(set(table["audit"]))]
+    unchecked = stored[~stored["audit"].isin(table["audit"])]
     if len(unchecked):
         table = pd.concat([table, unchecked], ignore_index=True)
     run = Run(sources.run, sources.sweep, sources.plan, table)

@@ -74,8 +74,8 @@ class Pair:
     def differs(self) -> bool | None:
         """Whether their results differ; None without intervals or exact ε on both sides."""
         if self.left.quote.exact and self.right.quote.exact:
-            left_epsilon = float(self.left.entry["epsilon_lower"])
-            right_epsilon = float(self.right.entry["epsilon_lower"])
+            left_epsilon = self.left.entry["epsilon_lower"]
+            right_epsilon = self.right.entry["epsilon_lower"]
             return not math.isclose(left_epsilon, right_epsilon, rel_tol=_SAME)
         if math.isnan(self.left.rate) or math.isnan(self.right.rate):
             return None

@@ -78,11 +78,11 @@ def _audit(run: Run, index: int) -> Content:
     if has_scores:
         diverged = ~np.isfinite(scored.scores[:, -1])
         content["counts"] = {
-            "inside": int(scored.members.sum()),
-            "outside": int((~scored.members).sum()),
-            "diverged_inside": int((diverged & scored.members).sum()),
-            "diverged_outside": int((diverged & ~scored.members).sum()),
-            "missed": int(trials.missed.sum()),
+            "inside": scored.members.sum(),
+            "outside": (~scored.members).sum(),
+            "diverged_inside": (diverged & scored.members).sum(),
+            "diverged_outside": (diverged & ~scored.members).sum(),
+            "missed": trials.missed.sum(),
         }
         reading = Reading.of_audit(run, index, trials)
         if reading is not None:
@@ -182,7 +182,7 @@ def _many(run: Run, progress: verdict.Progress | None) -> Content:
     keys = many_audits.varied_keys(run)
     audit_map = many_audits.audit_map(keys, len(rows))
     for_browser = {"map": asdict(audit_map), "audits": audit_numbers}
-    counts = collections.Counter(str(audit.verdict) for audit in answer.audits)
+    counts = collections.Counter(audit.verdict for audit in answer.audits)
     return _answer(run, rows, answer) | {
         "many": True,
         "keys": keys,

@@ -112,7 +112,7 @@ def over_canaries(quotes: Sequence[Quote]) -> Iterator[str]:
     for audit, bounds in by_audit.items():
         n = len(bounds)
         if n > 1:
-            error = statistics.stdev(bounds) / n**0.5 * float(special.stdtrit(n - 1, 0.975))
+            error = statistics.stdev(bounds) / n**0.5 * special.stdtrit(n - 1, 0.975)
             low, high = epsilon_text(min(bounds)), epsilon_text(max(bounds))
             yield (
                 f"{audit}: ε ≥ {low} to {high} for {n} sampled canaries; the mean of the bounds is "
