@@ -281,11 +281,9 @@ def best(run: Run) -> Row | None:
     """Returns the row with the largest certified ε that holds simultaneously with all others."""
     certified = run.table["status"] == Status.CERTIFIED
     positive = run.table["epsilon_lower_together"] > 0
-    rows = run.table[certified & positive]
-    if rows.empty:
-        return None
-    largest = rows.loc[[rows["epsilon_lower_together"].idxmax()]]
-    return dict(largest.to_dict("records")[0])
+    largest = run.table[certified & positive].nlargest(1, "epsilon_lower_together")
+    rows = largest.to_dict("records")
+    return rows[0] if rows else None
 
 
 def overview(run: Run) -> list[dict[str, Any]]:
