@@ -30,7 +30,7 @@ class MissedPack:
     @property
     def failed(self) -> Members:
         """Trials that failed, bool [n]: all."""
-        return np.ones(len(self.members), dtype=bool)
+        return np.ones(len(self.members), bool)
 
     def part(self, first: int, last: int) -> MissedPack:
         """Returns trials `first` to `last` of the pack."""
@@ -108,7 +108,7 @@ class Trials:
         """Puts the packs of a prefix together."""
         n = audit.packs[-1][1] + 1 if audit.packs else 0
         shape = n, len(audit.horizons)
-        members, missed = np.zeros((2, n), dtype=bool)
+        members, missed = np.zeros((2, n), bool)
         scores = np.full(shape, math.nan)
         utility: dict[str, Scores] = {}
         end = 0

@@ -134,7 +134,7 @@ class ObservedTradeOff:
 
 def gaussian_trade_off(alpha: ArrayLike, mu: float) -> Floats:
     """Returns G_μ(α) = Φ(Φ⁻¹(1 - α) - μ), the least β of a μ-GDP mechanism (Dong et al., 2022)."""
-    return np.asarray(1 - gdp.true_positive_rate(alpha, mu), dtype=float)
+    return np.asarray(1 - gdp.true_positive_rate(alpha, mu), float)
 
 
 @dataclass(frozen=True)

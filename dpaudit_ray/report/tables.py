@@ -206,7 +206,7 @@ def _claim_is_gaussian(
             gaussian[audit.id, accountant] = claims.is_gaussian(cell, accountant)
     keys = zip(table["audit"], table["accountant"], strict=True)
     values = [gaussian[key] for key in keys]
-    return pd.Series(values, table.index, dtype=bool)
+    return pd.Series(values, table.index, bool)
 
 
 def _above_claim(

@@ -106,7 +106,7 @@ class PackScores:
     @property
     def failed(self) -> NDArray[np.bool_]:
         """Failed trials, bool [n]."""
-        failed = np.zeros(len(self.members), dtype=bool)
+        failed = np.zeros(len(self.members), bool)
         failed[[trial - self.first for trial in self.missed]] = True
         return failed
 
@@ -177,7 +177,7 @@ class PackScores:
             pa.repeat(audit, n * k),
             pa.array(np.repeat(trials, k)),
             pa.array(np.repeat(self.members, k)),
-            pa.array(np.tile(np.asarray(self.steps, dtype=np.int32), n)),
+            pa.array(np.tile(np.asarray(self.steps, np.int32), n)),
         ]
         columns += [pa.array(values.reshape(-1), from_pandas=False) for values in self._measured]
         for name, by_trial in ((MISSED, self.missed), (DIVERGED, self.diverged)):
@@ -202,9 +202,9 @@ class PackScores:
         if diverged:  # else the digest is that of version 1.0
             head.append(diverged)
         sha256 = hashlib.sha256(json.dumps(head).encode())
-        sha256.update(np.asarray(self.members, dtype=bool).tobytes())
+        sha256.update(np.asarray(self.members, bool).tobytes())
         for values in self._measured:
-            sha256.update(np.asarray(values, dtype="<f8").tobytes())
+            sha256.update(np.asarray(values, "<f8").tobytes())
         return sha256.hexdigest()
 
     def encoded(self, audit: str) -> bytes:

@@ -31,7 +31,7 @@ def heat_map(run: Run) -> Figure:
         raise SpecError("kind", "is heatmap, but fewer than two keys of the grid vary; use bars")
     quotes = verdict.quotes(run, verdict.current_or_stored(run))
     quoted = [quote.epsilon for quote in quotes]
-    epsilons = np.array(quoted, dtype=float)  # None becomes NaN
+    epsilons = np.array(quoted, float)  # None becomes NaN
     by_key = many_audits.audit_map(keys, len(quotes))
     measured = epsilons[~np.isnan(epsilons)]
     largest = float(measured.max(initial=0.0))

@@ -68,7 +68,7 @@ def canvas(
             for axes in panels:
                 axes.tick_params(which="both", **ticks)
         else:
-            panels = list(np.ravel(np.asarray(ax, dtype=object)))
+            panels = list(np.ravel(np.asarray(ax, object)))
             figure = panels[0].figure
         yield figure, panels
 
