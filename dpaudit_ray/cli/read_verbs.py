@@ -96,11 +96,10 @@ def _show_runs(
     if as_json:
         terminal.show_json(list(map(asdict, lines)))
     else:
-        progress = [Figure(f"{line.done:,} / {line.trials:,}") for line in lines]
         columns: Columns = {
             "run": [line.run for line in lines],
             "state": [line.state for line in lines],
-            "trials": progress,
+            "trials": [Figure(f"{line.done:,} / {line.trials:,}") for line in lines],
             "verdict": [line.verdict or "–" for line in lines],
             "eps >=": [line.epsilon for line in lines],
             "claim": [line.claim for line in lines],
@@ -245,8 +244,11 @@ def _show_status(run: Run, summary: Answer | None, details: bool) -> None:
     for index, trials in run.decided.items():
         terminal.say(f"{run.plan.audits[index].label}: ended by stop_when after {trials} trials")
     where = run.directory, run.plan
-    lines = [*outcomes.preparation_lines(*where), *failure_lines(run)]
-    for line in [*lines, *outcomes.missed_lines(*where)]:
+    for line in (
+        *outcomes.preparation_lines(*where),
+        *failure_lines(run),
+        *outcomes.missed_lines(*where),
+    ):
         terminal.say(line)
     if len(kinds := recorded_machines(run.directory)) > 1:
         terminal.say(f"trained on several kinds of machine: {'; '.join(kinds)}")

@@ -117,8 +117,7 @@ def audit(  # noqa: PLR0913 (options of a command line)
             f"`dpaudit verify {script}` judges a run",
         )
     if python:
-        interpreter = Interpreter.for_script(python, target.script)
-        target = replace(target, python=interpreter)
+        target = replace(target, python=Interpreter.for_script(python, target.script))
     names = {name.strip() for name in layers.split(",")}
     if not names <= {"0", "1", "2"}:
         raise SpecError("--layers", f"is {layers!r}; name some of 0,1,2")

@@ -152,8 +152,8 @@ class Aggregation:
         """Returns the progress of all audits; cheap."""
         activity = activity or Activity()
         with self._folding:
-            audits = [audit.progress(activity) for audit in self._audits]
-        return Progress(tuple(audits), activity, self._checkpoints.last)
+            audits = tuple(audit.progress(activity) for audit in self._audits)
+        return Progress(audits, activity, self._checkpoints.last)
 
     def keep_up(self) -> None:
         """Updates estimates by the folded packs, compacts files, and writes if that is due.

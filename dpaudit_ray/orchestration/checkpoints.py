@@ -74,8 +74,7 @@ class Checkpoints:
             self._run.delete(self._file(pack, step))
 
     def _file(self, pack: Pack, step: int) -> str:
-        audit = self._plan.audits[pack.audit]
-        return checkpoint_file(audit.id, pack.bounds, step)
+        return checkpoint_file(self._plan.audits[pack.audit].id, pack.bounds, step)
 
 
 class PackCheckpoints:

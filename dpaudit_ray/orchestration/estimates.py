@@ -133,7 +133,7 @@ class Estimates:
             cell = self._cell
             audit = self._audit
             bounds = cell.mechanism.exact(cell.adversary, audit.horizons, cell.audit.delta, parts)
-            if self._audit.preparation is not None and not parts:
+            if audit.preparation is not None and not parts:
                 return bounds
             self._exact_bounds = bounds
         return self._exact_bounds

@@ -134,10 +134,10 @@ class RayExecutor:
         """Lists the nodes that are alive, those that are drained, and memory kills."""
         keys = ("NodeID", "NodeManagerAddress", "NodeManagerPort", "Resources", "Labels")
         alive = [node for node in self._ray.nodes() if node["Alive"]]
-        nodes = [Node(*map(node.get, keys)) for node in alive]
+        nodes = tuple(Node(*map(node.get, keys)) for node in alive)
         draining = ray_internals.draining_nodes(self._ray)
         memory_kills = partial(ray_internals.memory_kills, self._ray)
-        return Cluster(tuple(nodes), draining, self._grows, memory_kills)
+        return Cluster(nodes, draining, self._grows, memory_kills)
 
     def end_actors_of(self, owner: str) -> int:
         """Ends all actors of a driver that had this run; returns how many trainers it had.

@@ -87,8 +87,8 @@ def of_run(run: Run, commit: str) -> Certificate:
     Raises:
         RunDirectoryError: the run is not complete, or does not follow from its scores.
     """
-    checked = check.check_run(run.directory.location)
     location = run.directory.location
+    checked = check.check_run(location)
     if checked.partial:
         raise RunDirectoryError(f"{location}: has {checked.partial}; complete it, then certify it")
     if not checked.in_order:

@@ -139,12 +139,12 @@ def of_run(run: Run) -> dict[str, Subject]:
     subjects = {}
     for index, (audit, cell) in enumerate(run.pairs):
         quoted = quote(run, index)
-        unit = cell.claimed().unit
+        claimed = cell.claimed()
         claims = {}
         if audit.claim < math.inf:
-            claims["claimed"] = cell.claimed()
+            claims["claimed"] = claimed
         if quoted.epsilon is not None:
-            claims["measured"] = EpsilonDelta(quoted.epsilon, quoted.delta, unit)
+            claims["measured"] = EpsilonDelta(quoted.epsilon, quoted.delta, claimed.unit)
         if claims:
             subjects[audit.label] = Subject(claims, quoted.delta, audit.accountant)
     if not subjects:

@@ -115,11 +115,12 @@ def _answer(
     audits = []
     for content, row, audit in zip(contents, rows, answer.audits, strict=True):
         result = {
+            "row": row,
             "verdict": audit.verdict,
             "reason": audit.reason,
             "quote": audit.quote,
         }
-        audits.append(content | {"row": row} | result)
+        audits.append(content | result)
     quotes = [audit.quote for audit in answer.audits]
     measured = []
     for name in UTILITY:
@@ -221,8 +222,11 @@ def _reading(run: Run) -> Content:
         reading.append(words.ABOVE)
     if table["assumes_other_curve"].any():
         reading.append(words.OTHER_CURVE)
-    marks = {"other_curve": words.OTHER_CURVE, "other_curve_mark": words.OTHER_CURVE_MARK}
-    return {"reading": reading, **marks}
+    return {
+        "reading": reading,
+        "other_curve": words.OTHER_CURVE,
+        "other_curve_mark": words.OTHER_CURVE_MARK,
+    }
 
 
 def _failed(run: Run) -> Content:

@@ -277,8 +277,7 @@ class Place:
             value: plain data.
             write_guard: entered while the file becomes visible; by default the owner's guard.
         """
-        content = json.dumps(value, indent=1).encode()
-        self._write(name, content, write_guard)
+        self._write(name, json.dumps(value, indent=1).encode(), write_guard)
 
     def create_json(self, name: str, value: Any) -> Any:
         """Writes a JSON file unless it exists.

@@ -149,8 +149,7 @@ class AuditSpec(Strict):
                         if self.delta == 0 and "estimators" in self.model_fields_set:
                             stats.base.check_pure(made)
                 except ValueError as error:
-                    key = f"estimators.{index}"
-                    raise SpecError(key, f"{estimator.name}: {error}") from error
+                    raise SpecError(f"estimators.{index}", f"{estimator.name}: {error}") from error
         mistakes.raise_if_any()
         return self
 

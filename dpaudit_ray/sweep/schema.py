@@ -95,8 +95,7 @@ def _entry(
             option = Option(key, _takes(properties[key]), default, required)
             first = options.setdefault(key, option)
             if option.takes != first.takes:
-                both = f"{first.takes} | {option.takes}"
-                options[key] = replace(first, takes=both)
+                options[key] = replace(first, takes=f"{first.takes} | {option.takes}")
     options.pop("name", None)  # the name chooses the class, and is not an option of it
     text = inspect.getdoc(cls) or ""
     first_line = text.partition("\n")[0]
