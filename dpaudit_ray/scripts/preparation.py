@@ -95,7 +95,7 @@ def _follow_arrays(
     by_event: dict[int, list[Appeared]] = {}
     for array in arrays:
         by_event.setdefault(array.event, []).append(array)
-    arrays_of_lines = list(by_event.values())[:_MOST_LINES]
+    arrays_of_lines = sorted(by_event.values(), key=_is_grown, reverse=True)[:_MOST_LINES]
     for chosen in (arrays, *(arrays_of_lines if len(arrays_of_lines) > 1 else ())):
         rotated = rerun(_digests(chosen), *rotation)
         if rotated is None:
@@ -104,9 +104,18 @@ def _follow_arrays(
         descent = find_lineage(before, rotated, row_cycles)
         private = [chosen]
         if len(descent.rows) < _FEWEST_ROWS:
-            mixed = count_mixed_records(before, rotated, row_cycles)
-            if mixed and rows == result.records:
-                return replace(result, records_changed=mixed)
+            if rows != result.records:
+                continue
+            changed = count_mixed_records(before, rotated, row_cycles)
+            if changed > rows / 2:  # with two rows only, the records that are far from them stay
+                swapped = rerun(_digests(chosen), *rotation_of(row_cycles[:1]))
+                changed = count_mixed_records(before, swapped, row_cycles[:1]) if swapped else 0
+            if 0 < changed <= rows / 2:
+                return replace(result, records_changed=changed)
+            continue
+        # Columns that a table got later, such as a label, may not have moved with its first ones.
+        is_whole = len(descent.rows) == len(rotation[0])
+        if not is_whole and _is_grown(arrays_of_lines[0]) and not _is_grown(chosen):
             continue
         if chosen is arrays and len(arrays_of_lines) > 1:
             # Arrays of public data may be as long as the records. Their rows move no record.
@@ -117,6 +126,10 @@ def _follow_arrays(
             result = replace(result, line=private[0][0].line)
             return _with_equal_rows(before, rotated, rerun, digests, descent, result)
     return None
+
+
+def _is_grown(arrays: Sequence[Appeared]) -> bool:
+    return arrays[0].is_grown
 
 
 def _digests(arrays: Sequence[Appeared]) -> list[str]:
@@ -174,7 +187,7 @@ def arrays_by_length(prepared: Prepared) -> list[list[Appeared]]:
     Arrays that are much shorter than the records, such as those of networks, are left out.
     """
     groups: dict[int, list[Appeared]] = {}
-    digests: set[str] = set()
+    digests = set()
     for array in prepared.arrays:
         if array.digest not in digests and array.rows * _SHARE >= len(prepared.records):
             groups.setdefault(array.rows, []).append(array)
@@ -196,8 +209,8 @@ def cycles(rows: int) -> list[Cycle]:
 
 def rotation_of(cycles: Iterable[Cycle]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the rows that get other values, and the rows that these values come from."""
-    targets: list[int] = []
-    sources: list[int] = []
+    targets = []
+    sources = []
     for cycle in cycles:
         targets += cycle
         sources += [cycle[-1], *cycle[:-1]]
@@ -245,7 +258,7 @@ def _record_cycles(
     tolerance: float,
 ) -> list[Cycle]:
     """Returns the cycles of indices in which summaries [n, SUMMARY] moved."""
-    came_from: dict[int, int] = {}  # index of the record whose values each record now has
+    came_from = {}  # index of the record whose values each record now has
     for index, summary in enumerate(second):
         (equal,) = np.nonzero(np.abs(first - summary).max(1) <= tolerance)
         if len(equal) == 1:
@@ -301,14 +314,13 @@ def count_mixed_records(
 ) -> int:
     """Counts records that changed with rotated rows, if each row is a part of several records.
 
-    The count is 0 if about one record changed for each row, as if each had one row, or if most
-    records changed. Rows of a table of public vectors that records look up are in several
-    records, too. But such a table seldom has as many rows as there are records, so the caller
-    requires that number of the array.
+    The count is 0 if about one record changed for each row, as if each had one row. Rows of a table
+    of public vectors that records look up are in several records, too. But such a table seldom has
+    as many rows as there are records, so the caller requires that number of the array.
     """
     rows = sum(map(len, cycles))
     changed = _count_missing(np.array(before.records), rotated)
-    return changed if _MOST_MOVED * rows < changed <= len(before.records) / 2 else 0
+    return changed if changed > _MOST_MOVED * rows else 0
 
 
 def count_changed_others(

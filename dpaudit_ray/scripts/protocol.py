@@ -334,16 +334,21 @@ class PinnedStep(Entry):
         change: change of this step's batch, in words; "" if the run makes the same in all steps.
         missing: position in the batch of the record that was left out.
         release: digests of what the step would have released.
+        length: length of what the step would have released, if Opacus' optimizer took the step.
+        numbers: how many numbers that is.
         update: digests of the gradients that reached the optimizer. They are the pinned gradients
             if nothing came in between.
         rows: length of each example's gradient.
         rounding: relative distance of neighbouring numbers of the gradients' type.
-        state: digests of the generator's state and of the parameters before the step.
+        state: digests of the generator's state and of the parameters before the step, and the
+            clipping bound.
         drawn: number of records in the batch.
     """
 
     member: bool
     release: tuple[str, ...]
+    length: float = 0.0
+    numbers: int = 0
     update: tuple[str, ...] = ()
     rows: tuple[float, ...] = ()
     rounding: float = 0.0
@@ -357,13 +362,15 @@ class PinnedStep(Entry):
 class Appeared:
     """An array of the script: its digest where it appears, its rows, and the script's line.
 
-    `event` is the number of lines and returns that were traced until then.
+    `event` is the number of lines and returns that were traced until then. `is_grown`: it is a
+    table that appeared before, and has got more columns.
     """
 
     digest: str
     rows: int
     event: int
     line: str
+    is_grown: bool = False
 
 
 SUMMARY = 3  # numbers that summarise a record
@@ -610,7 +617,7 @@ def read_record(file: Path) -> Record:
         return []
     if (size := file.stat().st_size) > _LARGEST_RECORD:
         raise ValueError(f"the run's record has {size} bytes, and {_LARGEST_RECORD} are read")
-    entries: list[Entry] = []
+    entries = []
     for line in file.read_text(encoding="utf-8").splitlines():
         try:
             fields = json.loads(line)

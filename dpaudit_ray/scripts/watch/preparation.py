@@ -8,6 +8,7 @@ are compared. A first run changes nothing, and lists the arrays.
 
 import functools
 import hashlib
+import math
 import sys
 import time
 import weakref
@@ -65,6 +66,7 @@ class Followed:
         # Arrays that were seen, by identity. Lists have no weak references, and are kept.
         self._seen = weakref.WeakValueDictionary[int, Any]()
         self._seen_lists: dict[int, list[Any]] = {}
+        self._sizes: dict[int, int] = {}  # how many numbers each had; a table may get more columns
         self._appeared: list[Appeared] = []
         self._line = ""  # line of the script that made what appears at the next event
         self._targets: list[int] = []  # rows that were changed
@@ -102,13 +104,17 @@ class Followed:
         request = self._run.request
         for array in _arrays_in(values):
             arrays = self._seen_lists if isinstance(array, list) else self._seen
-            if id(array) in arrays:
+            key = id(array)
+            size = math.prod(getattr(array, "shape", ()))
+            is_grown = key in arrays
+            if is_grown and size <= self._sizes[key]:
                 continue
-            arrays[id(array)] = array
+            arrays[key] = array
+            self._sizes[key] = size
             name = _digest(array)
             if name is None:
                 continue
-            self._appeared.append(Appeared(name, len(array), self._events, self._line))
+            self._appeared.append(Appeared(name, len(array), self._events, self._line, is_grown))
             if name in request.arrays:
                 self._targets = list(self._targets or request.targets or _extreme_rows(array))
                 # Without sources, all of these rows get the values of the row in the middle.
