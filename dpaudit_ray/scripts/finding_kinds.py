@@ -373,6 +373,11 @@ KINDS: dict[str, FindingKind] = {
         "settings that no record decides",
         "{names} changed when {rows} rows were changed, before training was private",
         "choose constants, or choose by public records"),
+    "noise again": FindingKind(
+        "DPA069", "noise of an earlier step", "pinned releases", _V,
+        "fresh noise in each step",
+        "noise that an earlier step had drawn, without the record of that step",
+        "draw fresh noise for every step, or audit the matrix that correlates it"),
 }
 # fmt: on
 

@@ -204,10 +204,11 @@ class Audit:
         runs: dict[str, PinnedRun],
         inspection: Inspection,
     ) -> None:
-        """Runs the script with pinned releases: unchanged, then with other records.
+        """Runs the script with pinned releases: unchanged, with other noise, with other records.
 
-        Once a run differs from the unchanged one, two more show whether other noise, or other
-        random numbers, would explain the difference, and the comparison ends.
+        Once a run with other records differs from the unchanged one, two more show whether other
+        noise in the same steps, or other random numbers, would explain the difference, and the
+        comparison ends.
 
         Args:
             runs: takes the runs by their names in `PinnedRuns`. If a run raises an error, it has
@@ -215,6 +216,7 @@ class Audit:
             inspection: inspection of the script, which decides which records are exchanged.
         """
         unchanged = runs["unchanged"] = self._pinned_run("unchanged")
+        runs["other_noise"] = self._pinned_run("other_noise", unchanged.result.chosen)
         # Index of the record that is exchanged, by the kind of the run; None for several.
         records = {"exchanged": unchanged.result.chosen}
         if inspection.uses_opacus:

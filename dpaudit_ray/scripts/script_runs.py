@@ -315,7 +315,10 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         why = f"took no private step itself: {result.unwatched_processes}"
         why += "; train in the main process (nprocs=1)"
     elif result.made:
-        why = "took no step with the optimizer of make_private; take one, or give a longer --budget"
+        why = (
+            "took no step with the optimizer of make_private; call its step() or pre_step(), not "
+            "their parts, or give a longer --budget"
+        )
     elif result.outside_steps:
         source = target.script.read_text(encoding="utf-8", errors="replace")
         is_claimed = target.epsilon is not None or result.marks.epsilon is not None

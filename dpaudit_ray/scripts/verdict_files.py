@@ -37,7 +37,7 @@ def junit(verdict: ScriptVerdict) -> str:
     A finding of a kind that no check is named after has a separate case.
     """
     cases: dict[tuple[int, str], list[str]] = {}  # failures by layer and name of a check
-    skipped: dict[tuple[int, str], str] = {}
+    skipped = {}
     for check in verdict.looks:
         key = check.layer, check.name
         cases[key] = []
@@ -90,7 +90,7 @@ def sarif(verdict: ScriptVerdict) -> str:
 def _sarif_result(verdict: ScriptVerdict, finding: Finding) -> dict[str, Any]:
     """Returns a finding as a result of SARIF, at its line, or at the script if that is unknown."""
     file = verdict.script.partition(":")[0]
-    region: dict[str, Any] = {}
+    region = {}
     if match := _LINE.search(finding.where):
         file = match[1]
         region = {"region": {"startLine": int(match[2])}}

@@ -112,6 +112,37 @@ def test_a_record_that_is_left_out_changes_no_other_gradient(rows, count):
         )
 
 
+def longer(first: PinnedRun, factor: float, state: str = "") -> PinnedRun:
+    """The run, with a second step whose release of 400 numbers has another length."""
+    measured = dataclasses.replace(
+        first.steps[1], length=factor, numbers=400, rounding=1.2e-7, state=state
+    )
+    return dataclasses.replace(first, steps=(first.steps[0], measured, *first.steps[2:]))
+
+
+@pytest.mark.parametrize(
+    ("by_record", "by_noise", "is_kept"),
+    [
+        (1.0, 1.2, True),
+        (1.0 + 1e-8, 1.2, True),  # that is rounding
+        (1.001, 1.2, False),  # what an earlier step released, with its noise
+        (1.0, 1.0 + 1e-8, False),
+    ],
+)
+def test_noise_that_comes_again_without_its_record_is_correlated(by_record, by_noise, is_kept):
+    first = run("abc")
+    found = findings(longer(first, 1.0), longer(first, by_record), longer(first, by_noise))
+    assert [(item.code, item.where) for item in found] == [
+        ("DPA069", "step 2 (train.py:2)")
+    ] * is_kept
+
+
+def test_noise_may_set_the_next_clipping_bound():
+    first = run("abc")
+    bounded = longer(first, 1.2, state="another bound")
+    assert not findings(longer(first, 1.0), longer(first, 1.0), bounded)
+
+
 def test_gradients_are_compared_at_equal_parameters_only():
     """A noisy count of records may set the clipping bound, and so all later parameters."""
     first = run("abc")
@@ -191,8 +222,9 @@ def test_pinned_runs_that_differ_in_nothing():
     assert judgement.complete
     assert "record 3 (the longest), and with one of each batch" in judgement.looks[0].said
     kinds = [(request.pinned, request.record) for request in runner.requests]
-    runs = [("unchanged", None), ("exchanged", 3), ("varied", None), ("halved", None)]
-    assert kinds == runs
+    first, *others = kinds
+    assert first == ("unchanged", None)
+    assert others == [("other_noise", 3), ("exchanged", 3), ("varied", None), ("halved", None)]
 
 
 @pytest.mark.parametrize("more", [False, True])
@@ -215,7 +247,7 @@ def test_pinned_runs_that_differ_are_explained_by_two_more():
     runner = Differs(Ended("returned"), RunResult(chosen=3))
     (one,) = pinned_check(runner).findings
     assert one.code == "DPA034"
-    kinds = [(request.pinned, request.record) for request in runner.requests[2:]]
+    kinds = [(request.pinned, request.record) for request in runner.requests[3:]]
     assert kinds == [("varied", None), ("other_noise", None), ("other_randomness", None)]
 
 

@@ -60,7 +60,7 @@ class PinnedRuns:
         unchanged: nothing else is changed.
         exchanged: another record is in place of one. If `varied` or `halved` is the first run that
             differs from the unchanged one, that run is here too.
-        other_noise: run with other noise in steps that have the record; None if it was not needed.
+        other_noise: run with other noise in steps that have the record.
         other_randomness: run with other random numbers outside of steps; None if it was not needed.
         varied: run with a record of each batch exchanged or left out; None without Opacus.
         halved: one record is in place of every other record; None if it was not needed.

@@ -84,7 +84,7 @@ def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _D
     accounted = {(item.optimizer, item.step): item.noise for item in inspection.result.accounted}
     usual_noise = _usual_noise(inspection)
     steps = inspection.replayed
-    distances: dict[int, _Distance] = {}
+    distances = {}
     is_bounded = _arrays(inspection)["bounded"] > 0
     may_be_longer = False  # whether only a longer record moves a step too far
     for index, step in enumerate(steps):

@@ -1,6 +1,7 @@
 """Runs with pinned releases: what another record changes in such a run bypasses the noise."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -12,6 +13,9 @@ from .check import Check, Inspection, PinnedRun, PinnedRuns, at_step, listed
 
 _CHANGED = 1e-3  # relative: arithmetic in another order changes a gradient's length by less
 _ROUNDINGS = 4  # by which equal gradients may differ if the batch has another size
+_FINE = 1e-6  # relative distance of neighbouring numbers, which those of 32 bits fall below
+_ROUNDED = 30.0  # times the change by rounding: one that a record may not have made
+_BEYOND_ROUNDING = 1000.0  # times the change by rounding: certainly one that noise made
 _FINDINGS = {"row": "moves others", "release": "goes on", "update": "comes between"}
 _SMALLEST = 1e-6  # share of the longest gradient: shorter ones are compared with this length
 
@@ -43,7 +47,7 @@ def differences(unchanged: PinnedRun, other: PinnedRun | None) -> set[Difference
     """
     if other is None:
         return set()
-    different: set[Difference] = set()
+    different = set()
     for number, (a, b) in enumerate(zip(unchanged.steps, other.steps, strict=False)):
         # A step that has the exchanged record may release something else: that is what noise hides.
         if not b.member and a.release != b.release:
@@ -128,6 +132,11 @@ class PinnedReleases(Check):
         doubtful = bypassing & differences(unchanged, pinned.other_randomness)
         certain = sorted(bypassing - doubtful)
         _report_steps(exchanged, certain, judgement)
+        by_noise, step = _largest_change(unchanged, pinned.other_noise)
+        by_record, _ = _largest_change(unchanged, exchanged)
+        # What is computed from an earlier release would change with its record as well.
+        if by_noise > _BEYOND_ROUNDING and by_record < _ROUNDED:
+            judgement.find("noise again", at_step(step, unchanged.steps[step].line))
         names = [item.name for item in certain if item.kind == "published"]
         decisions = [name for name in names if name.startswith("what ")]  # "what was printed"
         values = [name for name in names if name not in decisions]
@@ -157,6 +166,22 @@ class PinnedReleases(Check):
         if pinned.halved is not None:
             summary += ", and with one record in place of every second one"
         return judgement.observe(summary)
+
+
+def _largest_change(unchanged: PinnedRun, other: PinnedRun | None) -> tuple[float, int]:
+    """Returns how much a release without the record changed in length, at most, and in which step.
+
+    It is in units of the change that rounding makes. Only steps with 32-bit numbers count, with
+    equal parameters, clipping bound and random numbers.
+    """
+    changes = [(0.0, 0)]
+    steps = other.steps if other else []
+    for number, (a, b) in enumerate(zip(unchanged.steps, steps, strict=False)):
+        if a.state == b.state and not b.member and a.length > 0 and a.rounding < _FINE:
+            # Rounding is random, so that most of it cancels out in the length.
+            by_rounding = a.length * a.rounding / math.sqrt(a.numbers)
+            changes.append((abs(b.length - a.length) / by_rounding, number))
+    return max(changes)
 
 
 def _report_steps(

@@ -1,6 +1,5 @@
 """Values that returned and saved objects carry in addition to private parameters."""
 
-from ..protocol import Leftover
 from ..script_findings import Judgement
 from .check import Check, Inspection, listed
 from .pinned_releases import acquits
@@ -25,7 +24,7 @@ class Release(Check):
         """
         if inspection.cut:
             return judgement.miss("the run ended before it returned a model")
-        explained: set[Leftover] = set()
+        explained = set()
         if not inspection.uses_opacus:
             explained.add("others")  # a custom loop may keep its releases in .grad
         if acquits(inspection):

@@ -19,7 +19,7 @@ class SecretSize(Check):
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds a finding if an additional record changes batch size, batches or noise."""
-        made: list[Made] = []
+        made = []
         for record in (inspection.record, inspection.larger or ()):
             made += entries_of(record, Made)[:1]
         if len(made) < 2 or made[0].records is None:

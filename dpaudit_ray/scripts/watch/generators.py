@@ -95,7 +95,7 @@ def _with_global(generators: Iterable[Generator]) -> list[Generator]:
 
 def script_generators() -> list[Generator]:
     """Finds generators in the variables of the script's code that is being run."""
-    generators: dict[int, Generator] = {}
+    generators = {}
     for frame in users_frames():
         for value in (*frame.f_locals.values(), *frame.f_globals.values()):
             generators.update({id(g): g for g in generators_in(value)})

@@ -25,7 +25,7 @@ _FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must 
 
 def install(run: WatchedRun) -> None:
     """Inspects backward passes of ghost clipping from now on, if this version of Opacus has it."""
-    inspected: set[tuple[int, int]] = set()  # backward passes, by optimizer and step
+    inspected = set()  # backward passes, by optimizer and step
 
     def backward(
         original: Any,

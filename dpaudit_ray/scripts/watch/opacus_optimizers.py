@@ -44,6 +44,7 @@ from .tensors import (
     flat_vectors,
     gradients,
     sample_digest,
+    squared_lengths,
 )
 
 _GHOST = "DPOptimizerFastGradientClipping"  # Opacus' class of optimizers with ghost clipping
@@ -70,7 +71,7 @@ def install(run: WatchedRun) -> None:
         stepping = [w for w in wrappers(optimizer) if w.is_stepping or w.may_step]
         if stepping:
             stepping[0].note_update()
-        else:
+        elif not any(w.by_hand for w in wrappers(optimizer)):
             other_updates.count_step(run, optimizer)
 
     def after_step(optimizer: Any, *_: Any) -> None:
@@ -127,6 +128,7 @@ class OptimizerWatch(StepWatch):
     Attributes:
         is_stepping: the private optimizer is taking a step.
         may_step: the script called `pre_step` itself, so that the wrapped optimizer may step next.
+        by_hand: the script calls the parts of steps one by one, so that none can be repeated.
         last_release: gradients that the last step released; None before.
     """
 
@@ -145,6 +147,7 @@ class OptimizerWatch(StepWatch):
         self.optimizer = optimizer
         self.is_stepping = False
         self.may_step = False
+        self.by_hand = False
         self.last_release: Release | None = None
         self._pinned: PinnedStep | None = None  # the entry of the step, in a pinned run
         self._pinned_noise = 0.0  # standard deviation of the numbers that replace releases
@@ -162,6 +165,7 @@ class OptimizerWatch(StepWatch):
             "pre_step": self._enter_pre_step,
             "clip_and_accumulate": self._apply_pending,
             "accumulate": self._apply_pending,
+            "add_noise": self._enter_noise,
         }
         for name, enter in entrances.items():
             if hasattr(type(optimizer), name):
@@ -197,6 +201,11 @@ class OptimizerWatch(StepWatch):
         steps = self._take_step(release, has_closure=False)
         self.may_step = bool(steps)
         return steps
+
+    def _enter_noise(self, call: Call) -> Any:
+        """Adds noise in place of the optimizer's `add_noise`, and notes if the script called it."""
+        self.by_hand |= not (self.is_stepping or self.run.replaying)
+        return call()
 
     def _apply_pending(self, call: Call) -> Any:
         """Makes the pending change, if there is any, and calls the method that clips gradients."""
@@ -301,7 +310,7 @@ class OptimizerWatch(StepWatch):
 
     def _passes(self) -> Passes:
         """Returns the gradients of examples; with ghost clipping there are none."""
-        passes: Passes = []
+        passes = []
         for p in self.optimizer.params:
             sample = getattr(p, "grad_sample", None)
             if sample is not None:
@@ -352,13 +361,14 @@ class OptimizerWatch(StepWatch):
         pinned_runs.choose_record(run, draw)
         # With half of the records exchanged all rows differ, so that none is compared.
         rows = [] if run.request.pinned == "halved" else _row_lengths(passes)
+        digests = map(sample_digest, params)
         self._pinned = PinnedStep(
             line=calling_line(),
             member=run.request.is_about(draw),
             release=(),
             rows=tuple(rows),
             rounding=max((torch.finfo(t.dtype).eps for t in computed), default=0.0),
-            state="".join(states_of_all(generators)) + b"".join(map(sample_digest, params)).hex(),
+            state="".join([*states_of_all(generators), *map(bytes.hex, digests), str(self.bound)]),
             drawn=len(draw),
         )
         if run.request.pinned == "varied":
@@ -394,7 +404,13 @@ class OptimizerWatch(StepWatch):
             return
         optimizer = self.optimizer
         params = list(optimizer.params)
-        self._pinned = replace(self._pinned, release=self._digests())
+        released = gradients(params)
+        self._pinned = replace(
+            self._pinned,
+            release=self._digests(),
+            length=math.sqrt(sum(squared_lengths(released))),
+            numbers=sum(map(len, released)),
+        )
         # The noise of the first step serves for all: a noisy count may set later clipping bounds.
         noise = self.unit * self.bound * float(optimizer.noise_multiplier)
         self._pinned_noise = self._pinned_noise or noise
@@ -502,7 +518,7 @@ class OptimizerWatch(StepWatch):
         """
         optimizer = self.optimizer
         params = list(optimizer.params)
-        caught: list[Release] = []
+        caught = []
 
         def catch(
             closure: Callable[[], Any] | None = None,

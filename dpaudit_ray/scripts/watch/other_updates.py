@@ -87,7 +87,7 @@ def trained_by_records(run: WatchedRun) -> tuple[tuple[str, ...], tuple[str, ...
         records before it was private.
     """
     updates = run.updates
-    tables: list[torch.Tensor] = []
+    tables = []
     for data in run.networks.data:
         tables += tables_of(data)
     rows = keys_of(tables)

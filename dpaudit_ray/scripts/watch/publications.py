@@ -194,7 +194,7 @@ class _KnownTensors:
         self.remarks: list[Remark] = []
         self._released: dict[int, torch.Tensor] = {}  # gradients, by parameter
         private = [p for p in run.networks.parameters().values() if p.requires_grad]
-        states: list[Any] = []
+        states = []
         for watched in run.optimizers:
             params = watched.optimizer.params
             private += params

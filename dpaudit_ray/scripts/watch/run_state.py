@@ -107,14 +107,14 @@ class PrivateNetworks:
 
     def parameters(self) -> dict[int, torch.Tensor]:
         """Returns the parameters of all networks by identity."""
-        params: dict[int, torch.Tensor] = {}
+        params = {}
         for module in self.modules:
             params.update({id(p): p for p in module.parameters()})
         return params
 
     def names(self, params: Iterable[torch.Tensor]) -> list[str]:
         """Returns the names of parameters in their networks."""
-        names: dict[int, str] = {}
+        names = {}
         for module in self.modules:
             for name, p in module.named_parameters():
                 names[id(p)] = name.removeprefix("_module.")

@@ -177,7 +177,7 @@ class PrivateRecords:
         by chance. Entries of a column with a missing value (NaN), or of a class without records,
         may not be finite.
         """
-        values: list[torch.Tensor] = []
+        values = []
         for table in _wide_tables(self._tables):
             nonzeros = (table != 0).double().sum(0)
             values += [

@@ -260,7 +260,7 @@ class StepWatch:
             correlations = self._noise.strongest_correlations(draws, self.steps)
             entry = replace(entry, correlations=correlations, law=self._noise.law_distance())
         shifts = []
-        without_noise: set[int] = set()
+        without_noise = set()
         changes = itertools.islice(self.changes(), None if in_full else self.glance_changes)
         for what, change in changes:
             shift = difference(self.released(change), actual)

@@ -274,7 +274,7 @@ def _claims(
         delta: δ of the claim, computed first.
     """
     networks = state.networks
-    groups: dict[int, int] = {}
+    groups = {}
     if state.request.inspects:
         numbers = shared_records.groups_by_records(networks.data, networks.accountants)
         groups = dict(zip(map(id, networks.accountants), numbers, strict=True))
@@ -299,9 +299,9 @@ def _draws(state: WatchedRun) -> list[Draws]:
     used = state.loaders.used
     private = set(map(id, state.networks.data or [draw.data for draw in used]))
     releases: dict[tuple[int, ReleaseKey], list[Indices]] = {}
-    records: dict[int, int] = {}
+    records = {}
     # Numbers of the records, by data set, as a record may be in the data several times.
-    record_numbers: dict[int, Indices] = {}
+    record_numbers = {}
     for draw in used:
         key = id(draw.data)
         if key not in private:
