@@ -106,8 +106,8 @@ class Measured:
         utility = {}
         for name in results[0].utility:
             utility[name] = interleave([result.utility[name] for result in results])
-        missed: dict[int, Missed] = {}
-        diverged: dict[int, str] = {}
+        missed = {}
+        diverged = {}
         for number, result in enumerate(results):
             for trial in result.missed.keys() | result.diverged.keys():
                 block, offset = divmod(trial, each)

@@ -378,6 +378,11 @@ KINDS: dict[str, FindingKind] = {
         "fresh noise in each step",
         "noise that an earlier step had drawn, without the record of that step",
         "draw fresh noise for every step, or audit the matrix that correlates it"),
+    "no ghost": FindingKind(
+        "DPA070", "ghost clipping left out", "clipping", _V,
+        "a backward pass of the criterion that make_private returns, which clips",
+        "gradients of a backward pass that computed no record's length, and so clipped none",
+        "compute the loss by the criterion that make_private returns"),
 }
 # fmt: on
 

@@ -525,6 +525,7 @@ class RunResult:
         tables: digests of the data sets' arrays.
         common_scale: in words, what all columns have in common if each was scaled by its own
             values; "" if they have nothing in common.
+        has_norms: ghost clipping computed the lengths of gradients.
         initial_statistics: private parameters that began as statistics of the records.
         outside_steps: steps of optimizers that no engine wraps.
         processes: processes that the script started, and that are not watched.
@@ -560,6 +561,7 @@ class RunResult:
     had_early_records: bool = False
     tables: tuple[str, ...] = ()
     common_scale: str = ""
+    has_norms: bool = False
     initial_statistics: tuple[str, ...] = ()
     outside_steps: tuple[OutsideSteps, ...] = ()
     processes: tuple[StartedProcesses, ...] = ()

@@ -146,7 +146,7 @@ def _excess(
     first = 0
     crossed = 0.0  # P(a crossing at an earlier look)
     guesses_before = 0
-    increments: dict[int, Floats] = {}  # distribution of hits, by number of guesses
+    increments = {}  # distribution of hits, by number of guesses
     for index, (guesses, hits) in enumerate(looks):
         step = guesses - guesses_before
         guesses_before = guesses

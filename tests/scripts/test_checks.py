@@ -265,6 +265,7 @@ def ghost(longest: float) -> GhostInspection:
 MIXES = ForwardInspection(mixes=True, relative_change=0.1)
 FEW = {"claims": (claim((1.0, 0.5, 2)),)}
 ENOUGH = {"claims": (claim((1.0, 0.5, 100)),)}
+NORMS = {"has_norms": True}
 CLOSE = LawDistance(distance=0.01, numbers=10_000)
 # Massart's bound: 10,000 numbers are 0.02 away once in 1,500 (levels: 0.002 per run).
 FAR_LAW = LawDistance(distance=0.05, numbers=10_000)
@@ -273,8 +274,9 @@ CASES = {
     "noise that is always the same": ([step(0.0)], {}, {"noise"}),
     "an empty batch without noise": ([step(0.0, norms=(0.0, 0.0))], {}, set()),
     "an empty record scales all": ([step(empty=(100.0, 0.0))], {}, {"scale"}),
-    "ghost clipping's rounding": ([step(ghost=True), ghost(1.005)], {}, set()),
-    "ghost clipping": ([step(ghost=True), ghost(1.02)], {}, {"clipping"}),
+    "ghost clipping's rounding": ([step(ghost=True), ghost(1.005)], NORMS, set()),
+    "ghost clipping": ([step(ghost=True), ghost(1.02)], NORMS, {"clipping"}),
+    "ghost clipping left out": ([step(ghost=True)], {}, {"clipping"}),
     "records mixed": ([step(), MIXES], {}, {"records apart"}),
     "buffers": ([step(), ForwardInspection(buffers=("mean",))], {}, {"buffers"}),
     "records apart": ([step(), APART], {}, set()),
@@ -369,7 +371,7 @@ def test_what_was_not_observed_is_not_judged():
     assert "the noise cannot be drawn again" in missing(given, APART)["noise and clipping"]
     assert "gave a different result" in missing(differs, APART)["noise and clipping"]
     assert set(missing(step(), given, APART)) == {"noise given"}
-    assert set(missing(step(ghost=True), APART)) == {"clipping"}
+    assert set(missing(step(ghost=True), APART, **NORMS)) == {"clipping"}
     numbers = ArraysGiven(kind="numbers")
     assert "the rows themselves" in missing(step(), numbers, APART, steps=(1,))["records by number"]
     assert not missing(step(), numbers, APART, steps=(2,))

@@ -474,7 +474,7 @@ def merge_pooling(
     for i in range(len(queue) - 1):
         if is_plain(queue[i], nn.ReLU) and window_of(queue[i + 1]) is not None:
             queue[i], queue[i + 1] = queue[i + 1], queue[i]
-    merged: list[nn.Module] = []
+    merged = []
     while queue:
         layer = queue.pop(0)
         rule = layer.rule if isinstance(layer, Layer) else None
@@ -503,7 +503,7 @@ class ConvChain:
     def from_module(cls, module: nn.Module) -> "ConvChain | None":
         """Returns the network of a converted module; None unless it is such a chain."""
         layers = list(module.merged) if isinstance(module, Chain) else []
-        pooled: list[ConvPoolRule] = []
+        pooled = []
         for layer in layers:
             if not isinstance(layer, ConvPool):
                 break

@@ -47,7 +47,7 @@ class MlpLoops:
         if len(chain) % 2 == 0 or not are_linear or not are_rectifiers:
             return None
         widths: list[int] = []
-        starts: list[tuple[int, int]] = []
+        starts = []
         for name, layer in chain[::2]:
             assert isinstance(layer, nn.Linear)
             if not widths:

@@ -71,7 +71,7 @@ def find_obstacle(module: nn.Module) -> str | None:
     would gain little.
     """
     paths: dict[int, str] = {}  # name of each parameter, by its id
-    without_rule: list[str] = []
+    without_rule = []
     bare_numbers = 0  # trainable numbers in layers without a rule
     trained_numbers = 0  # trainable numbers in all layers
     for path, layer in module.named_modules(remove_duplicate=False):

@@ -164,7 +164,7 @@ class PackedModel:
         self.choose_way(x, x.new_zeros(len(x), dtype=torch.long))
         if self._alone is not None:  # the network has an obstacle, or fails its self-check
             return self._alone.outputs(theta, x)
-        outputs: list[Tensor] = []
+        outputs = []
 
         def compute(models: slice, at_once: int) -> None:
             """Adds the outputs of a group of models, `at_once` models in each pass."""

@@ -142,8 +142,8 @@ class Passes:
             step: examples, labels and loss.
             at_once: number of models of a group.
         """
-        gradients: list[tuple[slice, SampleGradients]] = []
-        shared: list[list[Record]] = []  # records of layers on the batch itself, by group
+        gradients = []
+        shared = []  # records of layers on the batch itself, by group
         with self._pass(theta, step.x):
             for models in slices(len(theta), at_once):
                 records = self._forward_and_backward(models, step)

@@ -202,7 +202,7 @@ def _under_every_name(module: nn.Module, parameters: Mapping[str, Tensor]) -> di
         parameters: values by the first name of each parameter.
     """
     values = {id(p): parameters[name] for name, p in trained(module).items()}
-    everywhere: dict[str, Tensor] = {}
+    everywhere = {}
     for path, layer in module.named_modules():
         in_layer = layer.named_parameters(path, recurse=False, remove_duplicate=False)
         for name, parameter in in_layer:
@@ -286,8 +286,8 @@ def in_dtype(
     """Casts copies of the module's tensors to `dtype`; restores all its attributes afterwards."""
     parameters = [(p, p.data) for p in module.parameters()]
     # Attributes of each layer, and a copy.
-    attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
-    containers: list[tuple[Any, Any]] = []  # dictionaries and lists of layers, and a copy
+    attributes = []
+    containers = []  # dictionaries and lists of layers, and a copy
     for layer in module.modules():
         attributes.append((vars(layer), dict(vars(layer))))
         for value in vars(layer).values():

@@ -59,7 +59,7 @@ def slots_of(module: nn.Module) -> dict[str, Slot]:
     Raises:
         SpecError: no parameter is trained, or one has integer or complex numbers.
     """
-    slots: dict[str, Slot] = {}
+    slots = {}
     start = 0
     for name, parameter in trained(module).items():
         if not parameter.is_floating_point():

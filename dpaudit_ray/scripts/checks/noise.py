@@ -223,8 +223,10 @@ def _judge_ghosts(inspection: Inspection, judgement: Judgement) -> None:
             bound=ghost.bound,
             longest=ghost.longest,
         )
-    steps = entries_of(inspection.record, StepInspection)
-    if not ghosts and any(step.ghost for step in steps):
+    steps = [step for step in entries_of(inspection.record, StepInspection) if step.ghost]
+    if steps and not inspection.result.has_norms:
+        judgement.find("no ghost", at_step(steps[0].step, steps[0].line))
+    elif steps and not ghosts:
         judgement.miss("ghost clipping: its backward pass was not observed", name="clipping")
     uneven = inspection.result.uneven
     find_uneven(judgement, "passes", [step for step in uneven if step.passes > 1])

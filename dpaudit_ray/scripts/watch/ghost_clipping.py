@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from ..protocol import GhostInspection
 from .generators import preserve_attributes, preserve_generators
-from .hooks import around, import_if_there
+from .hooks import around, before, import_if_there
 from .run_state import WatchedRun
 from .step_probe import INSPECTED
 from .tensors import Release, difference, gradients, spread_indices, squared_lengths
@@ -48,6 +48,13 @@ def install(run: WatchedRun) -> None:
                 )
                 run.put(entry)
         return original(loss, *args, **kwargs)
+
+    if ghost := import_if_there("opacus.grad_sample.grad_sample_module_fast_gradient_clipping"):
+
+        @before(ghost.GradSampleModuleFastGradientClipping, "get_norm_sample")
+        def note_norms(*_: Any) -> None:
+            """Notes that lengths of gradients were computed, as any way to clip them does."""
+            run.networks.has_norms = True
 
     if ghost := import_if_there("opacus.utils.fast_gradient_clipping_utils"):
         around(ghost.DPTensorFastGradientClipping, "backward")(backward)

@@ -90,6 +90,7 @@ class PrivateNetworks:
         batch_first: records lie along the first dimension of a batch.
         rate: rate at which the last network's records will be sampled.
         records_each: most records that one mapped forward pass had for each gradient.
+        has_norms: ghost clipping computed the lengths of gradients.
         initial_statistics: names of parameters that began as statistics of the records.
         target: ε and δ for which the next network's noise is computed.
         delta: δ for which noise was computed last; None if never.
@@ -101,6 +102,7 @@ class PrivateNetworks:
     batch_first: bool = True
     rate: float = 1.0
     records_each: int = 1
+    has_norms: bool = False
     initial_statistics: list[str] = field(default_factory=list)
     target: tuple[float | None, float | None] = (None, None)
     delta: float | None = None

@@ -239,6 +239,7 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
         had_early_records=had_early_records,
         tables=tuple(pinned_runs.table_digests(state.networks.data)),
         common_scale=max(map(shared_records.common_scale, data), default=""),
+        has_norms=state.networks.has_norms,
         initial_statistics=tuple(state.networks.initial_statistics),
         outside_steps=other_updates.outside_steps(state),
         processes=tuple(StartedProcesses(*kind, count) for kind, count in state.processes.items()),
