@@ -39,7 +39,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 _HELD_OUT = 3  # one in three of the own runs compares the models
 _NUMBERS = 100  # numbers of guesses that are tried
 _LEVEL = 1e-5  # error of the bound for each number, so that luck chooses no pair and no model
-_LUCK = 4.0  # by chance, bounds of n runs differ by some of 1 / √n; this is about two deviations
 _FEW_RUNS = 8  # runs of a cell, on average, from which counts are estimates
 _REACH = 10.0  # robust deviations beyond which a column is clipped
 CLOSER = 16  # the surest in 16 runs is learned from again
@@ -187,8 +186,7 @@ class Learned(OutputAdversary):
         """Returns the function that fits the best model on held-out runs, and this model's result.
 
         The result is the lower bound on ε, plus the information about y in nats, which is at most
-        log 2: it ranks the models that have a bound of 0. Between models whose bounds differ by no
-        more than by luck, the information decides: it counts all runs, not only the surest.
+        log 2: it ranks the models that have a bound of 0.
 
         Args:
             x: columns, float64 [runs, k].
@@ -201,18 +199,15 @@ class Learned(OutputAdversary):
         distinct_outputs = len(np.unique(_hashes(x)))
         seed = int(rng.integers(2**31))
         models = dict(self._models(distinct_outputs, len(y), seed))
-        bounds = {}
-        information = {}
+        results = {}
         for name, learn in models.items():
             predict = learn(x[held_out:], y[held_out:])
             log_odds = predict(x[:held_out])
-            bounds[name] = _shown(log_odds, y_held_out, delta)
-            information[name] = math.log(2) - _cross_entropy(log_odds, y_held_out)
-            _log.info("%s promises ε = %.3g", name, bounds[name])
-        least = max(bounds.values()) - _LUCK / math.sqrt(held_out)
-        near_best = [name for name in models if bounds[name] >= least]
-        best = max(near_best, key=information.__getitem__)
-        return models[best], bounds[best] + information[best]
+            bound = _shown(log_odds, y_held_out, delta)
+            results[name] = bound + math.log(2) - _cross_entropy(log_odds, y_held_out)
+            _log.info("%s promises ε = %.3g", name, bound)
+        best = max(results, key=results.__getitem__)
+        return models[best], results[best]
 
     def _models(
         self,

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from dpaudit_ray.scripts import checks
-from dpaudit_ray.scripts.checks import Inspection, sampling
+from dpaudit_ray.scripts.checks import Inspection, PinnedRun, PinnedRuns, sampling
 from dpaudit_ray.scripts.checks.check import LEVEL_SHARE
 from dpaudit_ray.scripts.finding_kinds import KINDS
 from dpaudit_ray.scripts.protocol import (
@@ -283,7 +283,7 @@ CASES = {
     "too few steps accounted": ([step()], FEW, {"accounting"}),
     "all steps accounted": ([step()], ENOUGH, set()),
     "a sum that was left": ([step(), CarriedSum(step=3)], {}, {"accumulation"}),
-    "private parameters": ([step()], outside("after", private=True), {"updates"}),
+    "private parameters": ([step()], outside("after", private=True), set()),
     "other parameters": ([step()], outside("after"), set()),
     "gradients in a file": ([step()], {"leftovers": left(saved=("file 1: w",))}, {"release"}),
     "means of the records": ([step()], {"leftovers": left(statistics=("mean",))}, {"release"}),
@@ -297,6 +297,27 @@ for kind in ("steps", "tensors", "neighbours"):
     for value, found in ((0.1, {f"correlation of {kind}"}), (0.02, set())):
         correlation = Correlation(kind, (0, 1), 10_000, value, 10)
         CASES[f"{kind} correlated by {value}"] = ([step(correlations=(correlation,))], {}, found)
+
+
+def test_steps_without_noise_of_private_parameters_are_judged_after_pinned_runs():
+    """If these end alike, the steps did not use the arrays of the records as they are."""
+    fields = outside("after", private=True)
+    run = PinnedRun(result=result(), steps=(), record="record 7")
+    other = dataclasses.replace(run, result=result(published=(("weight", "1"),)))
+    same = PinnedRuns(unchanged=run, exchanged=run, varied=run)
+    differ = PinnedRuns(unchanged=run, exchanged=run, varied=other)
+    for pinned, tables, is_violation in [
+        (PinnedRuns(missing="they failed"), ("a",), True),
+        (differ, ("a",), True),
+        (same, (), True),  # records of files are not exchanged wherever they are read
+        (same, ("a",), False),
+    ]:
+        inspection = Inspection(
+            record=[step()], result=result(tables=tables, **fields), delta=DELTA, pinned=pinned
+        )
+        judgement = checks.updates.Updates().judge(inspection)
+        assert bool(judgement.findings) == is_violation
+        assert judgement.complete == is_violation
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -132,11 +132,11 @@ class PinnedReleases(Check):
         doubtful = bypassing & differences(unchanged, pinned.other_randomness)
         certain = sorted(bypassing - doubtful)
         _report_steps(exchanged, certain, judgement)
-        by_noise, step = _largest_change(unchanged, pinned.other_noise)
-        by_record, _ = _largest_change(unchanged, exchanged)
+        by_noise = _largest_change(unchanged, pinned.other_noise)
+        by_record = _largest_change(unchanged, exchanged)
         # What is computed from an earlier release would change with its record as well.
         if by_noise > _BEYOND_ROUNDING and by_record < _ROUNDED:
-            judgement.find("noise again", at_step(step, unchanged.steps[step].line))
+            judgement.find("noise again", "later steps")
         names = [item.name for item in certain if item.kind == "published"]
         decisions = [name for name in names if name.startswith("what ")]  # "what was printed"
         values = [name for name in names if name not in decisions]
@@ -168,20 +168,20 @@ class PinnedReleases(Check):
         return judgement.observe(summary)
 
 
-def _largest_change(unchanged: PinnedRun, other: PinnedRun | None) -> tuple[float, int]:
-    """Returns how much a release without the record changed in length, at most, and in which step.
+def _largest_change(unchanged: PinnedRun, other: PinnedRun | None) -> float:
+    """Returns how much a release without the record changed in length, at most.
 
     It is in units of the change that rounding makes. Only steps with 32-bit numbers count, with
     equal parameters, clipping bound and random numbers.
     """
-    changes = [(0.0, 0)]
+    largest = 0.0
     steps = other.steps if other else []
-    for number, (a, b) in enumerate(zip(unchanged.steps, steps, strict=False)):
+    for a, b in zip(unchanged.steps, steps, strict=False):
         if a.state == b.state and not b.member and a.length > 0 and a.rounding < _FINE:
             # Rounding is random, so that most of it cancels out in the length.
             by_rounding = a.length * a.rounding / math.sqrt(a.numbers)
-            changes.append((abs(b.length - a.length) / by_rounding, number))
-    return max(changes)
+            largest = max(largest, abs(b.length - a.length) / by_rounding)
+    return largest
 
 
 def _report_steps(

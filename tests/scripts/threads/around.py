@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -260,3 +261,51 @@ def ghost_without_criterion() -> nn.Module:
 def ghost_by_hand() -> nn.Module:
     """Of ghost_without_criterion. Healthy: the script weights losses by Opacus' factors itself."""
     return _ghost(by_hand=True)
+
+
+def _other_steps(data: TensorDataset, own_optimizer: bool = False) -> nn.Module:
+    """After each private step comes one without noise, on batches of other data."""
+    engine, model, optimizer, loader = parts.private(parts.net())
+    batches = itertools.cycle(parts.loader_of(data))
+    for _ in range(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            model.disable_hooks()
+            optimizer.zero_grad()
+            x, y = next(batches)
+            plain = optimizer.original_optimizer
+            if own_optimizer:
+                plain = torch.optim.SGD(model.parameters(), lr=0.05)
+            functional.cross_entropy(model(x), y).backward()
+            plain.step()
+            optimizer.zero_grad()
+            model.enable_hooks()
+    print("epsilon", engine.get_epsilon(parts.DELTA))
+    return model
+
+
+@audited(delta=parts.DELTA)
+def public_steps_between() -> nn.Module:
+    """meta-pytorch/opacus#634. Healthy: steps without noise are on public records."""
+    return _other_steps(parts.table(seed=5))
+
+
+@audited(delta=parts.DELTA)
+def public_steps_of_another() -> nn.Module:
+    """Of public_steps_between. Healthy: another optimizer takes them."""
+    return _other_steps(parts.table(seed=5), own_optimizer=True)
+
+
+@audited(delta=parts.DELTA)
+def private_steps_between() -> nn.Module:
+    """Of public_steps_between. Broken: they are on the private records."""
+    return _other_steps(parts.table())
+
+
+@audited(delta=parts.DELTA)
+def private_copies_between() -> nn.Module:
+    """Of public_steps_between. Broken: they are on a scaled copy of half of the records."""
+    x, y = parts.table().tensors
+    return _other_steps(TensorDataset(2 * x[::2], y[::2]), own_optimizer=True)
