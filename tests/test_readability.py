@@ -27,7 +27,7 @@ def pages() -> Measures:
 
 def test_package_stays_within_its_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 331_360
+    assert sum(lines.total() for lines in package.tokens.values()) <= 331_388
 
 
 def test_lines_of_code_are_short(package):

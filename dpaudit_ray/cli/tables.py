@@ -207,13 +207,13 @@ def show_verdict(judged: RunVerdict, answer: Answer, details: bool) -> None:
                 "refuted\nafter": [a.refuted_after or Figure("never") for a in audits],
             }
             sentences += [f"{audit.label}: {audit.remark}" for audit in audits if audit.remark]
+            false_alarms = percent(round(1 - judged.confidence, 6))
             sentences.append(
                 f"all audits together: log10 e-value {judged.evidence:.3f}, threshold "
                 f"{judged.needed:.3f}; a claim is refuted if an e-value reaches its threshold, or "
-                "by tests at the declared number of trials; at most "
-                f"{percent(round(1 - judged.confidence, 6))} of runs refute a true claim, however "
-                "often they are judged; CONSISTENT: each mechanism has an audit that would have "
-                f"detected {verdict.SHORTFALL}"
+                f"by tests at the declared number of trials; at most {false_alarms} of runs refute "
+                "a true claim, however often they are judged; CONSISTENT: each mechanism has an "
+                f"audit that would have detected {verdict.SHORTFALL}"
             )
         else:
             sentences.append("--details shows the tests behind the verdict")
@@ -326,7 +326,8 @@ def _explain_power(audits: list[AuditOutlook]) -> None:
     if weak:
         weak.sort(key=lambda audit: audit.power or 0.0)  # advice is for the weakest one
         labels = and_more([audit.label for audit in weak])
-        terminal.explain(f"power {_power(weak[0])}, {labels}: {'; '.join(_advice(weak[0]))}")
+        advice = "; ".join(_advice(weak[0]))
+        terminal.explain(f"power {_power(weak[0])}, {labels}: {advice}")
 
 
 def _power(audit: AuditOutlook) -> Figure:
