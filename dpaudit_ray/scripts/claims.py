@@ -26,6 +26,14 @@ def events_of(result: RunResult) -> list[tuple[float, float, int]]:
     return events
 
 
+def accounted_steps(result: RunResult) -> int:
+    """Returns how many steps of this process the accountants counted: not those they loaded."""
+    count = 0
+    for claim in result.claims:
+        count += _counts(claim.history).total() - _counts(claim.loaded).total()
+    return count
+
+
 def groups_of(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
     """Returns claims with a history, by the group of data that they are about."""
     groups: dict[int, list[Claim]] = {}
@@ -107,13 +115,11 @@ def composed(result: RunResult, delta: float) -> float:
 def stated(result: RunResult, delta: float) -> float:
     """Returns ε at δ as the script's accountants state it; NaN if nothing was accounted.
 
-    Accountants of the same records state no ε together: their steps are composed.
+    If none of the accountants of the same records has all their steps, these are composed.
     """
     epsilons = []
     for claims in groups_of(result.claims).values():
-        epsilon = None
-        if len(claims) == 1:
-            epsilon = dict(zip(claims[0].deltas, claims[0].epsilons, strict=True)).get(delta)
+        epsilon = _stated_by_one(claims, delta)
         if epsilon is None:
             epsilon = composed_epsilon(steps_on_same_records(claims), delta)
         epsilons.append(epsilon)
@@ -150,6 +156,30 @@ def _stated_at(claim: Claim, index: int) -> float:
     return math.inf if epsilon is None else max(epsilon, 0.0)
 
 
-def accountant_names(result: RunResult) -> str:
-    """Returns the names of the script's accountants, or "none"."""
-    return "+".join(dict.fromkeys(claim.name for claim in result.claims)) or "none"
+def _stated_by_one(claims: Sequence[Claim], delta: float) -> float | None:
+    """Returns ε at δ by the last accountant that has all steps of these claims.
+
+    None if no accountant has all of them, or if it states no ε.
+
+    Args:
+        claims: claims about the same records.
+        delta: δ of the claim.
+    """
+    all_steps = _counts(steps_on_same_records(claims))
+    for claim in reversed(claims):
+        if _counts(claim.history) == all_steps:
+            return dict(zip(claim.deltas, claim.epsilons, strict=True)).get(delta)
+    return None
+
+
+def stated_by(result: RunResult, delta: float) -> str:
+    """Returns in words by whom, or from what, the ε of `stated` is."""
+    names = "+".join(dict.fromkeys(claim.name for claim in result.claims)) or "none"
+    if names == _COMPOSED_HERE:
+        return "from the noise and rates that the script states"
+    for claims in groups_of(result.claims).values():
+        if _stated_by_one(claims, delta) is None:
+            return (
+                "from the steps of all engines" if len(claims) > 1 else "from the accounted steps"
+            )
+    return f"by the script's accountant ({names})"

@@ -172,10 +172,7 @@ class Audit:
             self._claim = promised
             self._accountant = "stated by you"
             return
-        names = claims.accountant_names(self._result)
-        self._accountant = f"by the script's accountant ({names})"
-        if names == "pld":
-            self._accountant = "from the noise and rates that the script states"
+        self._accountant = claims.stated_by(self._result, self._delta)
         self._claim = math.nan if is_cut else claims.stated(self._result, self._delta)
 
     def _with_second_run(self, inspection: Inspection) -> Inspection:

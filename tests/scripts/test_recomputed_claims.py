@@ -105,8 +105,35 @@ def test_what_accountants_state():
     ):
         assert claims.stated(case, DELTA) == pytest.approx(composed, rel=1e-6)
     assert math.isnan(claims.stated(result(), DELTA))
-    assert claims.accountant_names(result()) == "none"
-    assert claims.accountant_names(result(one(1.0, 1), one(2.0, 1))) == "prv"
+
+
+def test_the_accountant_that_resumed_all_steps_is_believed():
+    first = one(4.0, 8, deltas=(DELTA,), epsilons=(0.5,))
+    resumed = one(4.0, 16, loaded=((4.0, 1.0, 8),), deltas=(DELTA,), epsilons=(0.9,))
+    assert claims.stated(result(first, resumed), DELTA) == 0.9
+    assert claims.stated_by(result(first, resumed), DELTA) == "by the script's accountant (prv)"
+
+
+def test_who_states_epsilon():
+    stated = {"deltas": (DELTA,), "epsilons": (0.5,)}
+    one_engine = one(1.0, 1, **stated)
+    by_loop = one(1.0, 1, name="pld")
+    cases = {
+        "by the script's accountant (none)": (),
+        "by the script's accountant (prv)": (one_engine,),
+        "from the noise and rates that the script states": (by_loop,),
+        "from the steps of all engines": (one_engine, one(2.0, 1, **stated)),
+        "from the accounted steps": (one(1.0, 1),),
+    }
+    for words, claimed in cases.items():
+        assert claims.stated_by(result(*claimed), DELTA) == words
+
+
+def test_loaded_steps_are_not_accounted_again():
+    first = one(4.0, 8)
+    resumed = one(4.0, 16, loaded=((4.0, 1.0, 8),))
+    assert claims.accounted_steps(result(first, resumed)) == 16
+    assert claims.accounted_steps(result(resumed)) == 8
 
 
 def test_a_schedule_of_noise_is_bundled_from_below():

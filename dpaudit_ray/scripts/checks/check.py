@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..claims import events_of
+from ..claims import accounted_steps, events_of
 from ..preparation import PreparationRuns
 from ..protocol import (
     Cut,
@@ -118,8 +118,8 @@ class Inspection:
 
     @property
     def counted(self) -> int:
-        """Number of accounted steps, in the histories of all accountants."""
-        return sum(int(steps) for _, _, steps in events_of(self.result))
+        """Number of accounted steps of this run, by all accountants."""
+        return accounted_steps(self.result)
 
     @property
     def is_unsampled(self) -> bool:
