@@ -343,6 +343,7 @@ class PinnedStep(Entry):
         state: digests of the generator's state and of the parameters before the step, and the
             clipping bound.
         drawn: number of records in the batch.
+        bound: the clipping bound.
     """
 
     member: bool
@@ -354,6 +355,7 @@ class PinnedStep(Entry):
     rounding: float = 0.0
     state: str = ""
     drawn: int = 0
+    bound: float = 0.0
     change: str = ""
     missing: int | None = None
 

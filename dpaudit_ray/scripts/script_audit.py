@@ -219,7 +219,7 @@ class Audit:
         if inspection.uses_opacus:
             records["varied"] = None  # a record of each batch
         result = inspection.result
-        if _publishes_more(result):
+        if _publishes_more(result) or len({step.bound for step in unchanged.steps}) > 1:
             records["halved"] = None  # every other record
         # Records that are read before training is private are exchanged in the tables themselves.
         uses_early = result.had_early_records or result.other_networks

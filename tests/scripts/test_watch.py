@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler
 
 from dpaudit_ray.errors import SpecError
 from dpaudit_ray.opacus import Marks, audited, marks_of
@@ -71,14 +71,32 @@ def test_a_record_that_replaces_another_has_another_label_too():
     assert [pinned_runs.other_record(data, record) for record in range(4)] == [1, 3, 1, 1]
 
 
-def test_a_record_is_exchanged_in_memory():
-    x, y = torch.arange(8.0).reshape(4, 2), torch.arange(4)
-    data = Subset(TensorDataset(x, y), [3, 2, 1, 0])
-    pinned_runs.exchange(data, 0)  # the third of all, by the first
-    assert y.tolist() == [0, 1, 2, 1]
-    assert x[3].tolist() == [2.0, 3.0]
-    pinned_runs.exchange(data, 7)  # there is none
-    assert y.tolist() == [0, 1, 2, 1]
+def test_a_record_becomes_the_largest_in_memory_once():
+    x, y = torch.tensor([[0.0, 9.0], [2.0, 3.0], [4.0, 5.0], [1.0, 7.0]]), torch.arange(4)
+    data = Subset(TensorDataset(x, y), [3, 2, 1, 0, 0])
+    for _ in range(2):
+        assert pinned_runs.exchange(data, 0) == {3: 3, 4: 4}
+        assert x.tolist() == [[4.0, 9.0], [2.0, 3.0], [4.0, 5.0], [1.0, 7.0]]
+        assert y.tolist() == [3, 1, 2, 3]
+
+
+def test_a_subset_without_the_record_stays():
+    x = torch.arange(8.0).reshape(4, 2)
+    assert pinned_runs.exchange(Subset(TensorDataset(x), [3, 2]), 0) == {}
+    assert pinned_runs.exchange(TensorDataset(x), 7) == {}
+    assert x.tolist() == torch.arange(8.0).reshape(4, 2).tolist()
+
+
+def test_records_of_files_are_read_in_each_others_place():
+    class Files(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return index
+
+    assert pinned_runs.exchange(Files(), 1) == {1: 3}
+    assert pinned_runs.exchange(Subset(Files(), [0, 2, 1]), 1) == {2: 0}
 
 
 def test_every_other_record_is_exchanged_in_memory():

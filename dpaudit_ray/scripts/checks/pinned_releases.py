@@ -54,6 +54,8 @@ def differences(unchanged: PinnedRun, other: PinnedRun | None) -> set[Difference
             different.add(Difference("release", number))
         if a.update != b.update:
             different.add(Difference("update", number))
+        if a.bound != b.bound:
+            different.add(Difference("published", name="what sets the clipping bound"))
         different.update(Difference("row", number, row) for row in _changed_rows(a, b))
     if len(unchanged.steps) != len(other.steps) and not (unchanged.cut or other.cut):
         different.add(Difference("published", name="what ends training"))

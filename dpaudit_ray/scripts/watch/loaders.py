@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from ..protocol import Draws
 from .hooks import around, before
+from .shared_records import base_and_rows
 
 _MOST_INDICES = 4_000_000  # indices that are stored; later draws are not checked
 
@@ -34,6 +36,15 @@ class Iteration:
     splits: bool
     waiting: collections.deque[Indices] = field(default_factory=collections.deque)
     batches: list[Indices] = field(default_factory=list)
+
+    @functools.cached_property
+    def _rows(self) -> Indices | None:
+        rows = base_and_rows(self.data)[1]
+        return None if rows is None else np.array(rows)
+
+    def in_base(self, indices: Indices) -> Indices:
+        """Returns indices of `data` as indices of the data set that it is a subset of."""
+        return indices if self._rows is None else self._rows[indices]
 
 
 @dataclass(frozen=True, eq=False)

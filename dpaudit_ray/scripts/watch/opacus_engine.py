@@ -203,7 +203,7 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
     Passes of a private network are repeated with another record. Inputs of other networks are
     noted, since the private records may train these networks.
     """
-    passes = collections.Counter[tuple[int, bool, bool]]()  # passes by network and kind
+    passes = collections.Counter[int]()  # passes of private networks, by identity
 
     @before(torch.nn.Module, "__call__")
     def forward(module: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -216,14 +216,14 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
         is_mapped = in_functorch()
         trains = module.training and (torch.is_grad_enabled() or (is_private and is_mapped))
         is_early = not run.networks.modules
-        key = id(module), trains, is_early
-        if not (trains or is_early) or passes[key] >= _INSPECTED_PASSES:
+        if not (trains or is_early):
             return
-        passes[key] += 1
         if is_private:
-            inspect = _inspect_mapped if is_mapped else _inspect_forward
-            run.put(inspect(run, module, (args, kwargs)))
-        elif not is_mapped:
+            passes[id(module)] += 1
+            if passes[id(module)] <= _INSPECTED_PASSES:
+                inspect = _inspect_mapped if is_mapped else _inspect_forward
+                run.put(inspect(run, module, (args, kwargs)))
+        elif not is_mapped:  # all passes, as private records may come after many public ones
             note_input(run, module, [*args, *kwargs.values()], trains)
 
 

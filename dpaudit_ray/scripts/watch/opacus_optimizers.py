@@ -358,6 +358,8 @@ class OptimizerWatch(StepWatch):
         generators = [*self.generators, *generators_in(run.networks.data, depth=3)]
         draws = run.loaders.last_draws
         draw = np.concatenate(draws or [np.zeros(0, dtype=np.int64)])
+        if draws and run.loaders.current is not None:
+            draw = run.loaders.current.in_base(draw)
         pinned_runs.choose_record(run, draw)
         # With half of the records exchanged all rows differ, so that none is compared.
         rows = [] if run.request.pinned == "halved" else _row_lengths(passes)
@@ -370,6 +372,7 @@ class OptimizerWatch(StepWatch):
             rounding=max((torch.finfo(t.dtype).eps for t in computed), default=0.0),
             state="".join([*states_of_all(generators), *map(bytes.hex, digests), str(self.bound)]),
             drawn=len(draw),
+            bound=self.bound,
         )
         if run.request.pinned == "varied":
             self._pinned = pinned_runs.with_variation(run, self._pinned, draws)

@@ -32,9 +32,9 @@ def note_input(
     private = run.networks.parameters()
     for p in module.parameters():
         if id(p) not in private:
-            entry = (p, type(module).__name__, set[bytes]())
+            entry = (p, type(module).__name__, list[bytes]())
             is_trained = trains and p.requires_grad  # a frozen network only computes
-            run.updates.fed.setdefault((id(p), is_trained), entry)[2].add(row_key)
+            run.updates.fed.setdefault((id(p), is_trained), entry)[2].append(row_key)
 
 
 def count_step(run: WatchedRun, optimizer: Any) -> None:
@@ -60,7 +60,9 @@ def count_step(run: WatchedRun, optimizer: Any) -> None:
         )
         updates.steps[key] = updates.steps.get(key, 0) + 1
         run.note_line(kind)
-    updates.params.update({id(p): p for p in params})
+    for p in params:
+        if (id(p), True) in updates.fed:
+            updates.inputs_before_step[id(p)] = len(updates.fed[id(p), True][2])
     if when != "after" and run.loaders.current is not None:
         updates.stepped_early.update({id(p): run.loaders.current.data for p in params})
 
@@ -97,10 +99,10 @@ def trained_by_records(run: WatchedRun) -> tuple[tuple[str, ...], tuple[str, ...
     had_early_records = False
     # Networks that were given private records, by the first row of a batch.
     for (key, trains), (_, network, inputs) in updates.fed.items():
-        if inputs & rows:
-            had_early_records |= key in private
-            if trains and key in updates.params:
-                trained[key] = network
+        had_early_records |= key in private and not rows.isdisjoint(inputs)
+        before_step = inputs[: updates.inputs_before_step.get(key, 0)]
+        if trains and not rows.isdisjoint(before_step):
+            trained[key] = network
     pretrained = [private[key] for key in private if key in trained]
     if pretrained:
         return tuple(run.networks.names(pretrained)), (), had_early_records

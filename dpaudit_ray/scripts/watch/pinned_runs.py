@@ -29,7 +29,15 @@ from .loaders import Indices
 from .record_choice import FEWEST, conspicuous_record, private_items
 from .run_state import WatchedRun
 from .shared_records import arrays_of, base_and_rows
-from .tensors import is_array, is_numeric, owns_memory, row_keys, sample_digest, tree_leaves
+from .tensors import (
+    has_numbers,
+    is_array,
+    is_numeric,
+    owns_memory,
+    row_keys,
+    sample_digest,
+    tree_leaves,
+)
 
 _CANDIDATES = 100  # records that may take the place of the exchanged one
 _MOST_ROWS = 200_000  # rows of an array in which a step's examples are searched
@@ -136,11 +144,7 @@ class _PrivateData:
         if not run.networks.modules:
             _watch_decisions(run)
         data = data_loader.dataset
-        if run.request.pinned == "exchanged":
-            self._substitutes[id(data)] = {self._record: other_record(data, self._record)}
-            exchange(data, self._record)
-        elif run.request.pinned == "halved":
-            self._substitutes[id(data)] = exchange_half(data)
+        self._substitutes[id(data)] = _exchange_as_requested(run, data, self._record)
 
     def draw(self, original: Any, iterator: Any) -> Any:
         """Draws the same indices in each run, whatever random numbers were drawn before.
@@ -170,15 +174,16 @@ class _PrivateData:
             indices: indices of the batch.
         """
         data = fetcher.dataset
-        if id(data) not in self._substitutes:
+        substitutes = self._substitutes.get(id(data))
+        if not substitutes:
             return original(fetcher, indices)
-        substitutes = self._substitutes[id(data)]
         indices = tree_map(lambda index: substitutes.get(index, index), indices)
         batch = original(fetcher, indices)
         is_unsearched = id(data) not in self._searched and len(indices) >= FEWEST
         if is_unsearched and self._run.request.pinned == "exchanged":
             self._searched.add(id(data))
-            pair = (self._record, substitutes[self._record])
+            record = next(iter(substitutes))
+            pair = (record, other_record(data, record))
             _exchange_looked_up(self._run, data, batch, indices, pair)
         return batch
 
@@ -303,10 +308,7 @@ def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
     pinned.chosen = indices[position]
     if run.request.pinned:
         _watch_decisions(run)
-    if run.request.pinned == "exchanged":
-        exchange(StackDataset(*pinned.tables), pinned.chosen)
-    elif run.request.pinned == "halved":
-        exchange_half(StackDataset(*pinned.tables))
+    _exchange_as_requested(run, StackDataset(*pinned.tables), pinned.chosen)
 
 
 def has_row(run: WatchedRun, examples: Sequence[Any]) -> bool:
@@ -348,11 +350,38 @@ def other_record(data: Any, record: int) -> int:
     return candidates[0]
 
 
-def exchange(data: Any, record: int) -> None:
-    """Puts another record in the place of `record`, in arrays that a data set has in memory."""
-    other = other_record(data, record)
-    if other != record:
-        _overwrite(data, {record: other})
+def _exchange_as_requested(run: WatchedRun, data: Any, record: int) -> dict[int, int]:
+    """Exchanges `record`, or half of the records, if the run was asked to.
+
+    Returns:
+        Index of the record to read in place of each exchanged one, by its index.
+    """
+    if run.request.pinned == "exchanged":
+        return exchange(data, record)
+    return exchange_half(data) if run.request.pinned == "halved" else {}
+
+
+def exchange(data: Any, record: int) -> dict[int, int]:
+    """Puts another record in the place of `record`, in arrays that a data set has in memory.
+
+    In tables of floats the new record has the largest value of each column, so that extremes of all
+    records move with it. Exchanging it again changes nothing: several data sets may share a table.
+    Other values are those of `other_record`.
+
+    Args:
+        data: the data set, which may have the record several times, or not at all.
+        record: index of the record in the data set that `data` is a subset of.
+
+    Returns:
+        Index of the record to read in its place, by each of its indices: itself if a table has it.
+    """
+    rows = base_and_rows(data)[1] or range(len(data))
+    indices = [index for index, row in enumerate(rows) if row == record]
+    if not indices:
+        return {}
+    other = other_record(data, indices[0])
+    is_extreme = _overwrite(data, {indices[0]: other}, with_extremes=True)
+    return {index: index if is_extreme else other for index in indices}
 
 
 def exchange_half(data: Any) -> dict[int, int]:
@@ -369,12 +398,20 @@ def exchange_half(data: Any) -> dict[int, int]:
     return substitutes
 
 
-def _overwrite(data: Any, substitutes: dict[int, int]) -> None:
+def _overwrite(
+    data: Any,
+    substitutes: dict[int, int],
+    with_extremes: bool = False,
+) -> bool:
     """Puts records in the place of others, in arrays that a data set has in memory.
 
     Args:
         data: the data set.
         substitutes: index of the record that takes the place of each record, by its index.
+        with_extremes: whether new records in tables of floats are the columns' largest values.
+
+    Returns:
+        Whether a table got extremes.
     """
     base, rows = base_and_rows(data)
     targets = list(substitutes)
@@ -386,9 +423,16 @@ def _overwrite(data: Any, substitutes: dict[int, int]) -> None:
     for array in _arrays_of_script():  # the script may have the data twice
         if any(_is_equal(array, table) for table in arrays_of(base)):
             arrays.append(array)
+    got_extremes = False
     with torch.no_grad():
         for array in {id(array): array for array in arrays if owns_memory(array)}.values():
-            array[targets] = array[sources]
+            values = array[sources]
+            table = torch.as_tensor(array)
+            if with_extremes and has_numbers(table, least=2):
+                values = table.amax(dim=0)
+                got_extremes = True
+            array[targets] = values
+    return got_extremes
 
 
 def _is_equal(array: Any, other: Any) -> bool:

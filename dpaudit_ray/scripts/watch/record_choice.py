@@ -14,6 +14,7 @@ import torch
 from .generators import generators_in, preserve_generators
 from .hooks import around
 from .run_state import WatchedRun
+from .shared_records import base_and_rows
 from .tensors import digest, has_numbers, is_array, is_numeric, tree_leaves
 
 FEWEST = 4  # records of a batch from which a record is chosen
@@ -32,7 +33,9 @@ def install(run: WatchedRun) -> None:
         if run.phase == "main" and run.pinned.batches_to_read > 0:
             private = private_items(run, iterator, indices)
             if private:
-                choose(run, private, indices)
+                # A record has another index in each subset of the data.
+                rows = base_and_rows(iterator._dataset)[1]
+                choose(run, private, indices if rows is None else [rows[i] for i in indices])
         return indices
 
 
@@ -71,7 +74,7 @@ def choose(
     Args:
         run: the run.
         items: records of a private batch.
-        indices: indices of these records in the data set.
+        indices: indices of these records, in the data set that theirs is a subset of.
     """
     pinned = run.pinned
     pinned.batches_to_read -= 1

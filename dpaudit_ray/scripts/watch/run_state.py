@@ -129,7 +129,8 @@ class OtherUpdates:
 
     Attributes:
         steps: counts of steps, by their description without the count.
-        params: parameters, by identity, that another optimizer stepped.
+        inputs_before_step: number of inputs that a parameter's network trained on before the last
+            step of another optimizer, by identity of the parameter.
         stepped_early: parameters, by identity, that stepped before training was private, with the
             data set that was read then.
         fed: inputs of networks, by the identity of each parameter, and whether the network trains
@@ -137,9 +138,9 @@ class OtherUpdates:
     """
 
     steps: dict[OutsideSteps, int] = field(default_factory=dict)
-    params: dict[int, torch.Tensor] = field(default_factory=dict)
+    inputs_before_step: dict[int, int] = field(default_factory=dict)
     stepped_early: dict[int, Any] = field(default_factory=dict)
-    fed: dict[tuple[int, bool], tuple[Any, str, set[bytes]]] = field(default_factory=dict)
+    fed: dict[tuple[int, bool], tuple[Any, str, list[bytes]]] = field(default_factory=dict)
 
 
 @dataclass
