@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from .. import accounting
-from .protocol import Claim, History, RunResult
+from .protocol import Claim, History, Made, RunResult
 
 TOLERANCE = 1e-3  # relative: bounds of accountants differ by less
 _MOST_KINDS = 16  # kinds of steps that are composed one by one
@@ -24,6 +24,18 @@ def events_of(result: RunResult) -> list[tuple[float, float, int]]:
     for claim in result.claims:
         events.extend(claim.history)
     return events
+
+
+def only_target(made_private: Sequence[Made], result: RunResult) -> float | None:
+    """Returns the target ε of a script that asked no accountant for ε; None if there is none.
+
+    Args:
+        made_private: networks that were made private. The targets of several do not add up.
+        result: result of the run.
+    """
+    if result.reported or len(made_private) != 1:
+        return None
+    return made_private[0].target_epsilon
 
 
 def accounted_steps(result: RunResult) -> int:

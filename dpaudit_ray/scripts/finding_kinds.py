@@ -50,6 +50,7 @@ _SAMPLE = "sample by poisson_sampling=True, or account without amplification"
 _PUBLIC = "keep it if it uses only public data and private releases"
 _PINNED = "{names}, which changed with another record although all releases were the same"
 _WITHOUT_NOISE = "no training on these records without noise"
+_SPENT = "{composed:.3g} spent: the noise was chosen for fewer steps, or for a lower rate"
 _UNPREDICTABLE = "noise that no one can recompute"
 
 # fmt: off
@@ -143,8 +144,7 @@ KINDS: dict[str, FindingKind] = {
         "report one ε for all, and state it with @audited(epsilon=...)"),
     "target": FindingKind(
         "DPA019", "target exceeded", "accounting", _N,
-        "ε = {target:.3g}, the target of make_private_with_epsilon",
-        "{composed:.3g} spent: training took more steps than planned",
+        "ε = {target:.3g}, the target that the noise was chosen for", _SPENT,
         "report the ε that was spent"),
     "reported early": FindingKind(
         "DPA020", "ε reported early", "accounting", _N,
@@ -383,6 +383,11 @@ KINDS: dict[str, FindingKind] = {
         "a backward pass of the criterion that make_private returns, which clips",
         "gradients of a backward pass that computed no record's length, and so clipped none",
         "compute the loss by the criterion that make_private returns"),
+    "only target": FindingKind(
+        "DPA071", "target exceeded, and no other ε stated", "accounting", _V,
+        "ε = {target:.3g}, the target that the noise was chosen for and the only ε of the script",
+        _SPENT,
+        "choose the noise for these steps and this rate, or report the ε that was spent"),
 }
 # fmt: on
 

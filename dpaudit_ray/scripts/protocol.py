@@ -428,7 +428,10 @@ class AccountedStep:
 
 @dataclass(frozen=True)
 class Report:
-    """An ε that the accountant of claim number `claim` gave the script, after `steps` releases."""
+    """An ε that the accountant of claim number `claim` gave the script, after `steps` releases.
+
+    `claim` is negative for an accountant that no engine has, and another number for each of these.
+    """
 
     delta: float
     epsilon: float

@@ -134,7 +134,7 @@ class Audit:
         self._noise = _least_noise(first)
         self._delta = target.delta or result.marks.delta or 0.0
         promised = target.epsilon or result.marks.epsilon
-        self._state_claim(promised, is_cut=bool(checks.why_cut(first.record)))
+        self._state_claim(promised, first)
         if 0 not in self._options.layers:
             return
         inspection = Inspection(
@@ -158,19 +158,25 @@ class Audit:
                 "no accountant states ε; state it with @audited(delta, epsilon=...)"
             )
 
-    def _state_claim(self, promised: float | None, is_cut: bool) -> None:
+    def _state_claim(self, promised: float | None, first: EndedRun) -> None:
         """Sets ε of the claim, and who states it.
 
         Args:
             promised: ε that the user states, if any.
-            is_cut: the budget ended the run early, so that accountants counted too few steps.
+            first: the inspected run. If it ended early, accountants counted too few steps.
         """
+        is_cut = bool(checks.why_cut(first.record))
         self._composed = math.nan
         if not is_cut:
             self._composed = claims.composed(self._result, self._delta)
         if promised is not None:
             self._claim = promised
             self._accountant = "stated by you"
+            return
+        target = claims.only_target(entries_of(first.record, Made), self._result)
+        if target is not None:
+            self._claim = target
+            self._accountant = "the target that the script chose its noise for"
             return
         self._accountant = claims.stated_by(self._result, self._delta)
         self._claim = math.nan if is_cut else claims.stated(self._result, self._delta)

@@ -164,10 +164,28 @@ def test_a_target_below_what_was_spent_is_a_note():
     made = Made(
         phase="main", records=10, batches=1, noise=1.0, expected_batch_size=10, target_epsilon=3.0
     )
-    (note,) = findings(step(), made_entry(made))
+    asked = {"reported": (Report(DELTA, 99.0, 100, 0),)}
+    (note,) = findings(step(), made_entry(made), **asked)
     assert (note.weight, note.code) == (Weight.NOTE, "DPA019")
     assert note.expected.startswith("ε = 3,")
-    assert not findings(step(), made_entry(dataclasses.replace(made, target_epsilon=97.0)))
+    enough = made_entry(made, target_epsilon=97.0)
+    assert not findings(step(), enough, **asked)
+    # A script that asked for no ε states its target alone.
+    (violation,) = findings(step(), made_entry(made))
+    assert (violation.weight, violation.code) == (Weight.VIOLATION, "DPA071")
+    assert not findings(step(), enough)
+    notes = findings(step(), made_entry(made), made_entry(made))
+    assert {note.code for note in notes} == {"DPA019"}
+
+
+def test_an_accountant_of_the_script_counts_if_no_engine_was_asked():
+    own = Report(DELTA, 40.0, 100, -2)
+    (violation,) = findings(step(), reported=(own,))
+    assert (violation.weight, violation.code) == (Weight.VIOLATION, "DPA017")
+    assert "(its own accountant)" in violation.seen
+    assert not findings(step(), reported=(own, Report(DELTA, 99.0, 100, 0)))
+    each_epoch = (dataclasses.replace(own, claim=-1, steps=50), own)
+    assert not findings(step(), reported=each_epoch)
 
 
 def made_entry(made: Made, **fields: object) -> Made:

@@ -56,8 +56,14 @@ class Accounting(Check):
         """
         claimed = inspection.result.claims
         claim_ids = {n for n, claim in enumerate(claimed) if claim in group}
+        reported = inspection.result.reported
+        # The script may count all steps by an accountant of its own, and ask no engine's.
+        own = {report.claim for report in reported if report.claim < 0}
+        asked = {report.claim for report in reported if report.steps == inspection.taken}
+        if len(own) == 1 and asked == own and len(group) == len(claimed):
+            claim_ids = own
         last: dict[float, dict[int, Report]] = {}  # last report, by δ and accountant
-        for report in inspection.result.reported:
+        for report in reported:
             if report.claim in claim_ids:
                 last.setdefault(report.delta, {})[report.claim] = report
         for delta, reports in sorted(last.items()):
@@ -79,7 +85,9 @@ class Accounting(Check):
             engines = ""
             if len(claim_ids) > 1:
                 engines = f", of {len(final)} of {len(claim_ids)} engines on these records"
-            names = "+".join(dict.fromkeys(claimed[report.claim].name for report in final))
+            names = "its own accountant"
+            if claim_ids != own:
+                names = "+".join(dict.fromkeys(claimed[report.claim].name for report in final))
             judgement.find(
                 "less reported",
                 "get_epsilon",
@@ -90,14 +98,19 @@ class Accounting(Check):
             )
 
     def _judge_targets(self, inspection: Inspection, judgement: Judgement) -> None:
-        """Adds a finding for a target ε that is less than the ε of all accounted steps."""
-        for made in entries_of(inspection.record, Made):
+        """Adds a finding for a target ε that is less than the ε of all accounted steps.
+
+        A script that asked no accountant for ε states its target alone.
+        """
+        made_private = entries_of(inspection.record, Made)
+        only_target = claims.only_target(made_private, inspection.result)
+        for made in made_private:
             if made.target_epsilon is None or inspection.promised is not None:
                 continue
             composed = claims.composed(inspection.result, made.target_delta or inspection.delta)
             if made.target_epsilon < composed * (1 - 0.01):
                 judgement.find(
-                    "target",
+                    "target" if only_target is None else "only target",
                     made.line or "make_private_with_epsilon",
                     target=made.target_epsilon,
                     composed=composed,

@@ -73,10 +73,10 @@ class Accountants:
         self._release = release
 
     def numbered_reports(self) -> tuple[Report, ...]:
-        """Returns reports with the index of their accountant's claim; -1 for one without claim."""
+        """Returns reports with the number of their accountant's claim, as `Report` has it."""
         numbers = {id(accountant): n for n, accountant in enumerate(self.claiming())}
         return tuple(
-            replace(report, claim=numbers.get(id(accountant), -1))
+            replace(report, claim=numbers.get(id(accountant), -1 - self.all.index(accountant)))
             for accountant, report in self.reports
         )
 
