@@ -388,6 +388,11 @@ KINDS: dict[str, FindingKind] = {
         "ε = {target:.3g}, the target that the noise was chosen for and the only ε of the script",
         _SPENT,
         "choose the noise for these steps and this rate, or report the ε that was spent"),
+    "states": FindingKind(
+        "DPA072", "state of a random generator", "release", _W,
+        _UNPREDICTABLE,
+        "the state of a generator beside other values: {names}",
+        "save it in a file of its own, and share it with nobody: all noise follows from it"),
 }
 # fmt: on
 

@@ -27,6 +27,7 @@ Leftover = Literal[
     "saved",  # gradients of single records in a file
     "records",  # its rows are records of the data
     "earlier",  # it is a parameter as an earlier step left it
+    "states",  # the state of a random generator
     "statistics",  # it is a mean, deviation or extreme of the records
     "tensors",  # it is neither a private parameter nor what some network had before
 ]

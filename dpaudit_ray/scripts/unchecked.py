@@ -9,6 +9,7 @@ _DATA = "data before training: filtering, duplicates, and constants computed fro
 _FOLLOWED_DATA = (
     "data before training: filtering by thresholds, and all processing before the script"
 )
+_UNIT = "several records of one person or document: the claim is for one record"
 _NUMBERS = "random generators and floating-point arithmetic"
 _SCALING = "scaling by the records"
 # Patterns of a script's code, and what a line that has them may do.
@@ -35,7 +36,7 @@ def unchecked_in(
         result: result of the script's inspected run.
         follows_preparation: the records were followed until training was private.
     """
-    unchecked = [_FOLLOWED_DATA if follows_preparation else _DATA, _NUMBERS]
+    unchecked = [_FOLLOWED_DATA if follows_preparation else _DATA, _UNIT, _NUMBERS]
     try:
         source = script.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -180,7 +180,7 @@ def test_hints_of_what_is_not_checked_name_the_first_line(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("x = 1\n# print(x)\nprint(x)\nprint(x)\nweights = class_weight(y)\n")
     lines = unchecked.unchecked_in(script, RunResult(made=1), False)
-    assert lines[2:] == ("printed or written values (train.py:3)", "class weights (train.py:5)")
+    assert lines[3:] == ("printed or written values (train.py:3)", "class weights (train.py:5)")
     processes = (StartedProcesses("torchrun", "train.py:3", 4),)
     *_, started = unchecked.unchecked_in(script, RunResult(made=1, processes=processes), False)
     assert started == "processes that it starts (4 torchrun, train.py:3) were not observed"

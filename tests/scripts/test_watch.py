@@ -25,6 +25,7 @@ from dpaudit_ray.scripts.watch import (
     pinned_runs,
     publications,
     record_choice,
+    release_functions,
     run_state,
     shared_records,
     watched_process,
@@ -60,7 +61,19 @@ def test_numbers_that_some_draws_leave_out_are_gaps(masks):
         noise[:5] = 0.0  # in no draw
         return [np.where(source.random(50) < 0.5, noise, 0.0) if masks else noise]
 
-    assert draw_noise(draw(0), draw).has_gaps == masks
+    draws = draw_noise(draw(0), draw)
+    assert draws.has_gaps == masks
+    assert len(draws.mean[0]) == (50 if masks else 45)  # what is not released has no noise
+
+
+def test_a_symmetric_matrix_has_each_number_once():
+    noise = np.random.default_rng(4).normal(size=(5, 5))
+    symmetric = (noise + noise.T) / 2
+    (release,) = release_functions._released([symmetric])
+    assert np.count_nonzero(release) == 15
+    assert np.dot(release, release) == pytest.approx((symmetric**2).sum())
+    (other,) = release_functions._released([noise])
+    assert other.tolist() == noise.reshape(-1).tolist()
 
 
 # Records in memory
@@ -417,11 +430,13 @@ def test_networks_that_private_records_trained(tmp_path):
     run.networks.data.append(data)
     run.networks.modules.append(student)
     updates = run.updates
-    updates.params = {id(p): p for p in teacher.parameters()}
-    rows = shared_records.keys_of(data.tensors)
-    updates.fed = {(key, True): (p, "Linear", rows) for key, p in updates.params.items()}
+    rows = list(shared_records.keys_of(data.tensors))
+    updates.fed = {(id(p), True): (p, "Linear", rows) for p in teacher.parameters()}
+    updates.inputs_before_step = {id(p): 1 for p in teacher.parameters()}
     assert other_updates.trained_by_records(run) == ((), ("Linear",), False)
-    updates.fed = {(key, True): (p, "Linear", set()) for key, p in updates.params.items()}
+    updates.inputs_before_step = {id(p): 0 for p in teacher.parameters()}  # inputs after the step
+    assert other_updates.trained_by_records(run) == ((), (), False)
+    updates.fed = {(id(p), True): (p, "Linear", []) for p in teacher.parameters()}
     assert other_updates.trained_by_records(run) == ((), (), False)
     updates.fed = {(id(student.weight), False): (student.weight, "Linear", rows)}
     assert other_updates.trained_by_records(run) == ((), (), True)

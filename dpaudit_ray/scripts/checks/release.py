@@ -35,6 +35,8 @@ class Release(Check):
             judgement.find(kind, _WHERE, names=names[kind])
         if "tensors" in names:
             return judgement.miss(f"whether records went into {names['tensors']} without noise")
+        if "states" in names:
+            return judgement.miss(f"whether {names['states']} stays secret")
         if "earlier" in names:
             return judgement.miss(f"whether records chose {names['earlier']}")
         if inspection.result.returned_nothing:

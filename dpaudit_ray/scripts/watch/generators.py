@@ -102,6 +102,14 @@ def script_generators() -> list[Generator]:
     return list(generators.values())
 
 
+def is_torch_state(value: Any) -> bool:
+    """Returns whether a value is the present state of a generator of torch."""
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.uint8:
+        return False
+    generators = [g for g in _with_global(script_generators()) if isinstance(g, torch.Generator)]
+    return any(torch.equal(value, generator.get_state()) for generator in generators)
+
+
 def generators_in(value: Any, depth: int = 2) -> Iterator[Generator]:
     """Yields the generators that a value is, or has as parts or as parts of parts."""
     # Not isinstance: it asks some objects for their class, and they warn or fail.

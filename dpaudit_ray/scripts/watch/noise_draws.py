@@ -36,6 +36,7 @@ class NoiseDraws:
         count: number of draws.
         squares: summed squared distance of the draws from their mean, by tensor.
         mean: mean of the differences. But for its own noise, it is minus the noise of the step.
+            Numbers that are zero in every draw are left out, as they are not released.
         constant: which numbers of each tensor no draw changed; empty if draws are too few to tell.
         has_gaps: a number is zero in many releases, and not in others.
     """
@@ -89,6 +90,11 @@ def draw_noise(actual: Release, draw: Callable[[int], Release]) -> NoiseDraws:
     counts = np.concatenate(zeros)
     # A few draws are no gap, as numbers of 16 bits are at times rounded to zero.
     has_gaps = bool(((counts > _GAP_SHARE * draws) & (counts < draws)).any())
+    if not has_gaps:
+        for index, count in enumerate(zeros):
+            is_released = count < draws
+            if is_released.any():
+                mean[index] = mean[index][is_released]
     return NoiseDraws(draws, spread, mean, constant, has_gaps)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ..protocol import Leftover
+from .generators import is_torch_state
 from .hooks import is_of_user
 from .run_state import WatchedRun
 from .shared_records import PrivateRecords, tables_of
@@ -141,16 +142,24 @@ def remarks(run: WatchedRun, value: Any, file: str = "") -> list[Remark]:
     if not run.request.inspects:
         return []
     tensors = _KnownTensors(run, file)
+    states: list[Remark] = []
+    has_numbers_beside = False
     for key, network, part in named_values(value, is_saved=bool(file)):
         is_public = run.publications.is_public(key, network)
         has_floats = has_numbers(part, least=0 if network else 1)
         if has_floats:
+            has_numbers_beside = True
             tensors.check_gradients(file + key, part)
+        elif is_torch_state(part):
+            states.append(("states", file + key))
         if not is_public:
             check = tensors.check_values if has_floats else tensors.check_records
             check(file + key, part)
             run.publications.more |= not (has_floats or network)
     tensors.check_attributes(value)
+    # Trainers save states in files of their own, from which they resume, and which nobody shares.
+    if has_numbers_beside:
+        tensors.remarks += states
     if tensors.has_each_cycle:
         tensors.remarks = [remark for remark in tensors.remarks if remark[0] != "earlier"]
     if tensors.shapes and tensors.unmatched == tensors.shapes:

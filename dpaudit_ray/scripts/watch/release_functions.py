@@ -169,7 +169,7 @@ class Stream(StepWatch):
         with self.fresh_noise():
             arrays = self._pin(records) if run.request.pinned else call(change, None)
         self.released_shapes = [tuple(array.shape) for array in arrays]
-        release = _flat(arrays)
+        release = _released(arrays)
         if self._white is None:
             self._counts[self.noise, self.rate] += 1
         else:  # an adversary knows the noise of earlier steps
@@ -303,7 +303,7 @@ class Stream(StepWatch):
         return pinned
 
     def release(self, change: Change, seed: int | None) -> Release:
-        return _flat(self._call(change, seed))
+        return _released(self._call(change, seed))
 
     def without(self, index: int) -> Change:
         return "without", index
@@ -374,6 +374,23 @@ def _join(first: Any, second: Any) -> Any:
 
         return tf.concat([first, tf.cast(second, first.dtype)], axis=0)
     return np.concatenate([first, np.asarray(second, np.asarray(first).dtype)])
+
+
+def _released(arrays: Arrays) -> Release:
+    """Returns releases as `_flat` does, with each number of a symmetric matrix once.
+
+    It stands twice off the diagonal. Lengths stay as they are: the upper number is multiplied by
+    √2, and the lower one is 0.
+    """
+    release = _flat(arrays)
+    for index, array in enumerate(arrays):
+        shape = tuple(array.shape)
+        if len(shape) == 2 and shape[0] == shape[1]:
+            matrix = release[index].reshape(shape)
+            if np.array_equal(matrix, matrix.T):
+                upper = math.sqrt(2) * np.triu(matrix, 1)
+                release[index] = (upper + np.diag(np.diag(matrix))).reshape(-1)
+    return release
 
 
 def _flat(arrays: Arrays) -> Release:

@@ -95,6 +95,7 @@ class StepWatch:
         self.generators: list[Generator] = []
         self._noise = StepNoise()
         self._has_gaps = False  # a draw of some step so far had gaps
+        self._sizes: tuple[int, ...] = ()  # numbers of each tensor that the last full draws had
         # States of all generators after the step, with each change.
         self._states_after: set[tuple[str, ...]] = set()
         self._noise_states: set[tuple[str, ...]] = set()  # states that steps drew their noise from
@@ -232,11 +233,12 @@ class StepWatch:
 
     def inspection(self, actual: Release) -> StepInspection:
         """Describes a step by its release, before anything is changed."""
+        has_same_tensors = len(self._sizes) == len(actual)
         return StepInspection(
             step=self.steps,
             optimizer=self.number,
             names=tuple(self.names(len(actual))),
-            sizes=tuple(map(len, actual)),
+            sizes=self._sizes if has_same_tensors else tuple(map(len, actual)),
             norms=tuple(squared_lengths(actual)),
             noise=self.noise,
             bound=self.length,
@@ -256,6 +258,9 @@ class StepWatch:
             in_full: whether to make all changes; else only the first `glance_changes`.
         """
         self._has_gaps |= draws.has_gaps
+        if in_full:
+            self._sizes = tuple(map(len, draws.mean))
+            entry = replace(entry, sizes=self._sizes)
         if in_full and sum(draws.squares) > 0 and not self._has_gaps:
             correlations = self._noise.strongest_correlations(draws, self.steps)
             entry = replace(entry, correlations=correlations, law=self._noise.law_distance())
