@@ -224,8 +224,10 @@ class Audit:
         records = {"exchanged": unchanged.result.chosen}
         if inspection.uses_opacus:
             records["varied"] = None  # a record of each batch
+        # A loop's clipping bounds are unknown.
+        has_bounds = inspection.uses_opacus and len({step.bound for step in unchanged.steps}) == 1
         result = inspection.result
-        if _publishes_more(result) or len({step.bound for step in unchanged.steps}) > 1:
+        if _publishes_more(result) or not has_bounds:
             records["halved"] = None  # every other record
         # Records that are read before training is private are exchanged in the tables themselves.
         uses_early = result.had_early_records or result.other_networks

@@ -123,6 +123,7 @@ HEALTHY = {
     "categories_hashed",
     "clients_share_noise",
     "clipped_after_noise",
+    "clipped_by_value_in_all",
     "columns_chosen_in_public",
     "columns_published",
     "corrected_adam",
@@ -212,7 +213,6 @@ HEALTHY = {
 # What is said of scripts that cannot be judged: words of what is missing.
 UNDECIDED = {
     "bound_by_sizes": "how records were prepared",
-    "clipped_by_value_in_all": "the step test",
     "columns_chosen": "how records were prepared",
     "columns_of_jobs": "how records were prepared",
     "data_repeated": "duplicates in the data",

@@ -36,7 +36,7 @@ from dpaudit_ray.scripts.watch.noise_draws import NoiseDraws, StepNoise, draw_no
 from dpaudit_ray.scripts.watch.publications import digests_of_all_networks
 from dpaudit_ray.scripts.watch.run_state import WatchedRun
 from dpaudit_ray.scripts.watch.shared_records import PrivateRecords
-from dpaudit_ray.scripts.watch.tensors import digest, has_numbers
+from dpaudit_ray.scripts.watch.tensors import digest, has_numbers, spread_indices
 
 
 def watched(tmp_path: Path, **fields: object) -> WatchedRun:
@@ -64,6 +64,13 @@ def test_numbers_that_some_draws_leave_out_are_gaps(masks):
     draws = draw_noise(draw(0), draw)
     assert draws.has_gaps == masks
     assert len(draws.mean[0]) == (50 if masks else 45)  # what is not released has no noise
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"), [(0, []), (3, [0, 1, 2]), (6, [*range(6)]), (40, [0, 6, 13, 20, 26, 33])]
+)
+def test_indices_are_evenly_spread(count, chosen):
+    assert spread_indices(count, 6) == chosen
 
 
 def test_a_symmetric_matrix_has_each_number_once():

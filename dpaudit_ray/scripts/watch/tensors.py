@@ -132,5 +132,5 @@ def random_direction(shapes: Iterable[Sequence[int]], seed: int) -> list[torch.T
 
 def spread_indices(count: int, most: int) -> list[int]:
     """Returns at most `most` of the indices below `count`, evenly spread."""
-    indices = (int(i * count / most) for i in range(min(most, count)))
-    return list(dict.fromkeys(indices))
+    chosen = min(most, count)
+    return [index * count // chosen for index in range(chosen)]
