@@ -22,14 +22,14 @@ from .lower_bound import Estimate, Status, TradeOff
 T = TypeVar("T")
 Scores = NDArray[np.float64]
 Members = NDArray[np.bool_]
-_FALSE_ALARM = 1e-6  # probability that fair coins are refused
+_FALSE_ALARM = 1e-6  # probability that `check_coins` refuses fair coins
 _LONGEST_STRETCH = 2**20  # trials at most that `stretches_of_equal` yields together
 # Standard deviations beyond which coins are refused, about 4.9.
-_FAR = -float(ndtri(_FALSE_ALARM / 2))
-_LAGS = 8  # scores up to so many trials apart are correlated: as many training runs take turns
+_COIN_DEVIATIONS = -float(ndtri(_FALSE_ALARM / 2))
+_LAGS = 8  # so many training runs may take turns: then scores so many trials apart are correlated
 _FALSE_REFUSAL = 1e-4  # probability that `check_apart` refuses independent trials
-# Standard deviations beyond which a correlation is no chance, about 4.4.
-_CORRELATED = -float(ndtri(_FALSE_REFUSAL / (2 * _LAGS)))
+# Standard deviations beyond which a correlation is refused, about 4.4: two series have _LAGS each.
+_CORRELATION_DEVIATIONS = -float(ndtri(_FALSE_REFUSAL / (2 * _LAGS)))
 
 
 @dataclasses.dataclass
@@ -46,11 +46,11 @@ class Estimator(ABC):
     name: ClassVar[str]
     status: ClassVar[Status]
     assumes: ClassVar[str] = ""  # the assumption under which ε is certified: "noise has a density"
-    fair: ClassVar[bool] = True  # the secret bits must be fair; False: worlds are judged apart
+    fair: ClassVar[bool] = True  # the secret bits must be fair; False: each world has its own bound
     interim_valid: ClassVar[bool] = False  # the bound may be read at any time, and may stop a run
     # Bounds are `interim_valid` up to the planned trials only.
     within_planned: ClassVar[bool] = False
-    one_run: ClassVar[bool] = False  # the method takes canaries of one training run, too
+    one_run: ClassVar[bool] = False  # the method also takes canaries of one training run
     by_run: ClassVar[bool] = False  # a training run of several canaries has one outcome
     by_pair: ClassVar[bool] = False  # as `by_run`, for pairs of runs that share their noise
     # The method uses all trials at once: no two may share a run.
@@ -59,7 +59,7 @@ class Estimator(ABC):
 
     @classmethod
     def time_uniform(cls) -> bool:
-        """Returns whether its bound holds at every number of trials, declared or not."""
+        """Returns whether the bound holds at every number of trials, declared or not."""
         return cls.interim_valid and not cls.within_planned
 
     def fold(self, scores: Scores, members: Members) -> None:
@@ -87,7 +87,7 @@ class Estimator(ABC):
         threshold: float = math.nan,
     ) -> Estimate:  # fmt: skip
         """Makes the estimate of this method; `level` is (δ, confidence), μ NaN if none was used."""
-        # The status follows from what was computed: no class can declare a conversion certified.
+        # The status follows from whether a μ was converted: no class can declare that certified.
         status = self._status_at(mu) if self.status.holds else self.status
         return Estimate(self.name, status, epsilon, mu, *level, trials, threshold)
 
@@ -98,7 +98,7 @@ class Estimator(ABC):
         return Status.CERTIFIED if math.isnan(mu) else Status.IF_GAUSSIAN
 
 
-# Bounds that assume no trade-off curve: the first one that an audit has is quoted.
+# Methods that assume no trade-off curve: of an audit's bounds, the first one of these is quoted.
 _CURVE_FREE = ("one-run", "eps-delta", "eps-delta-anytime")
 
 
@@ -204,24 +204,27 @@ def estimate(
     trade_off: str = TradeOff.UNKNOWN,
     **options: Any,
 ) -> Estimate:
-    """Computes a bound by one score per independently trained model, or per canary of `runs`.
+    """Computes a bound from one score per independently trained model, or per canary of `runs`.
 
     Args:
         scores: float [R], in trial order, higher = more "in". NaN and ±inf mark diverged
             training runs: a third outcome, guessed by earlier ones.
-        members: bool [R], the secret bits; must be fair and independent coin flips. A share or
-            an order that coins do not give is refused by the methods that it would mislead.
+        members: bool [R], the secret bits; must be fair and independent coin flips. Methods refuse
+            a share or an order of ones that coins do not give, if it would mislead them.
         delta: δ of the bound, in [0, 1); 0 for methods that assume no curve.
         confidence: level of the bound, in (0, 1).
         method: one of `estimators()`, or a class of your own.
         runs: [R], which training run each score came from; `several-canaries` takes run after run,
             with as many scores from each. If None, each score counts as another run, except for
             one-run methods, which take all scores for canaries of one run, with a warning and a
-            `note` of the estimate. Correlated scores are refused without `runs`, and with it by
-            methods that need independent runs.
+            `note` of the estimate. Correlated scores are refused if `runs` is None, and otherwise
+            by methods that need independent runs.
         trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
             certifies an ε that was converted from a μ; `claimed` that it is one of `family`.
         options: options of the method; `curve="claimed"` needs a `family` (`accounting.Family`).
+
+    Raises:
+        ValueError: an argument is invalid, or the scores or bits are not as the method needs them.
     """
     values, bits = checked(scores, members)
     check_level(delta, confidence)
@@ -237,9 +240,9 @@ def estimate(
         check_pure(state)
     note = ""
     if independent and state.needs_independence:
-        check_apart(values, bits, f"{state.name} uses all trials at once; {_BY_EARLIER}")
+        check_apart(values, bits, f"{state.name} uses all trials at once; {_USE_ACCURACY}")
     elif runs is None and not state.one_run:
-        check_apart(values, bits, _BY_RUNS)
+        check_apart(values, bits, _PASS_RUNS)
     elif runs is None and trials > 1:
         note = f"{state.name} takes the {trials} scores for canaries of one training run; {_STATE}"
         warnings.warn(note, stacklevel=2)
@@ -263,25 +266,26 @@ def checked(scores: ArrayLike, members: ArrayLike) -> tuple[Scores, Members]:
     return values, bits.astype(bool, copy=False)
 
 
-def check_coins(members: Members, judge: Estimator) -> None:
-    """Raises ValueError if a share, or an order that `judge` learns from, is unlike coins'.
+def check_coins(members: Members, estimator: Estimator) -> None:
+    """Raises ValueError if bits do not look like flips of a fair coin, as an estimator needs them.
 
     Args:
         members: the secret bits, bool [n].
-        judge: the estimator that takes them.
+        estimator: takes the bits. If it is `fair`, the share of ones is tested; if it `learns` from
+            earlier bits, their order.
     """
     n = len(members)
     inside = int(members.sum())
     p_value = 2 * bdtr(min(inside, n - inside), n, 0.5)  # two-sided: P(Bin(n, 1/2) so far off)
-    if judge.fair and p_value < _FALSE_ALARM:
-        spread = _FAR * math.sqrt(n) / 2
+    if estimator.fair and p_value < _FALSE_ALARM:
+        spread = _COIN_DEVIATIONS * math.sqrt(n) / 2
         raise ValueError(
             f"members must be fair coin flips, got {inside} of {n} inside, where fair coins give "
             f"{n / 2 - spread:.0f} to {n / 2 + spread:.0f}; draw each bit with chance 1/2, or "
             "use eps-delta, which judges each world separately"
         )
-    runs, expected, is_ordered = _order(members)
-    if judge.learns and is_ordered:
+    runs, expected, is_ordered = _runs_test(members)
+    if estimator.learns and is_ordered:
         raise ValueError(
             f"members come in an order that coins do not give: {runs} runs of equal bits in {n} "
             f"trials, where {expected:.0f} are expected; give the trials in the order in which "
@@ -289,11 +293,12 @@ def check_coins(members: Members, judge: Estimator) -> None:
         )
 
 
-def _order(members: Members) -> tuple[int, float, bool]:
-    """Tests the order of bits by its runs of equal ones (Wald, Wolfowitz 1940).
+def _runs_test(members: Members) -> tuple[int, float, bool]:
+    """Tests the order of bits by the number of runs of equal ones (Wald, Wolfowitz 1940).
 
     Returns:
-        The number of runs, the expected one, and whether they differ too much for coins.
+        The number of runs, the number that fair coins give on average, and whether the two differ
+        by more than chance.
     """
     n = len(members)
     inside = int(members.sum())
@@ -301,30 +306,32 @@ def _order(members: Members) -> tuple[int, float, bool]:
     expected = 1 + 2 * inside * (n - inside) / max(n, 1)
     variance = (expected - 1) * (expected - 2) / max(n - 1, 1)
     runs = 1 + int(np.count_nonzero(members[1:] != members[:-1]))
-    is_ordered = variance > 0 and abs(runs - expected) > _FAR * math.sqrt(variance)
+    is_ordered = variance > 0 and abs(runs - expected) > _COIN_DEVIATIONS * math.sqrt(variance)
     return runs, expected, is_ordered
 
 
+# What a user can do, as parts of messages.
 _STATE = (
     "state which it is: runs=numpy.zeros(len(scores)) for one run, runs=numpy.arange(len(scores)) "
     "for independent ones"
 )
-_BY_EARLIER = "take accuracy, which guesses each trial by earlier ones alone"
-_BY_RUNS = (
+_USE_ACCURACY = "take accuracy, which guesses each trial by earlier ones alone"
+_PASS_RUNS = (
     "pass runs=, which training run each score came from; if each is of a separate run, "
-    f"runs=numpy.arange(len(scores)), and {_BY_EARLIER}"
+    f"runs=numpy.arange(len(scores)), and {_USE_ACCURACY}"
 )
 
 
 def check_apart(scores: Scores, members: Members, remedy: str) -> None:
     """Raises ValueError with a `remedy` if scores of nearby trials are correlated.
 
-    Correlated are scores of canaries of one training run, or of runs that continue earlier runs, in
-    up to eight chains that take turns. Ranks of independent scores within each world are a random
-    order, ties broken by lot, so one of their correlations is too large once in 10,000 audits.
-    Ranks counted from the top in one world and from the bottom in the other show whether
-    neighbouring guesses succeed together. Scores that drift are refused, too. A term that all
-    scores share is not detected; if the bits are in order, nothing is.
+    They are if canaries share a training run, or if runs continue earlier runs, in up to eight
+    chains that take turns. Scores are replaced by their ranks within their world, ties broken at
+    random. Ranks of independent scores are in random order, so that one of their correlations is
+    too large once in 10,000 audits. Ranks counted from the top in one world and from the bottom in
+    the other are also tested: they show whether neighbouring guesses succeed together. Scores that
+    drift are refused, too. A term that all scores share is not detected; if the bits are in order,
+    nothing is.
 
     Args:
         scores: float64 [n], in trial order.
@@ -332,15 +339,15 @@ def check_apart(scores: Scores, members: Members, remedy: str) -> None:
         remedy: what the user can do, for the message.
     """
     n = len(scores)
-    in_order = n < 2 or _order(members)[2]
+    in_order = n < 2 or _runs_test(members)[2]
     if in_order:  # as if all of one world came first: then drift looks like the bits' effect
         return
     ranks = np.zeros(n)
-    lots = np.random.default_rng(0).random(n)
+    tie_breakers = np.random.default_rng(0).random(n)
     for world in (np.flatnonzero(members), np.flatnonzero(~members)):
-        rising = np.lexsort((lots[world], scores[world]))
+        rising = np.lexsort((tie_breakers[world], scores[world]))
         ranks[world[rising]] = np.linspace(-1, 1, len(world) + 2)[1:-1]
-    limit = _CORRELATED / math.sqrt(n)
+    limit = _CORRELATION_DEVIATIONS / math.sqrt(n)
     for series in (ranks, np.where(members, ranks, -ranks)):
         # A constant series has no correlation; the tiny number prevents 0 / 0.
         total = max(float(series @ series), 1e-300)
@@ -359,7 +366,7 @@ def check_runs(
     scores: int,
     method: type[Estimator],
 ) -> int:
-    """Returns the number of scores of each training run, 0 if they differ.
+    """Returns the number of scores of each training run; 0 if runs have different numbers.
 
     Args:
         runs: the training run of each score.
@@ -372,18 +379,18 @@ def check_runs(
     labels = np.asarray(runs)
     if labels.shape != (scores,):
         raise ValueError(f"runs must name one training run per score, got shape {labels.shape}")
-    trainings, sizes = np.unique(labels, return_counts=True)
-    if not (method.one_run or method.by_run) and len(trainings) < scores:
+    distinct_runs, sizes = np.unique(labels, return_counts=True)
+    if not (method.one_run or method.by_run) and len(distinct_runs) < scores:
         raise ValueError(
             f"{method.name} takes independent training runs, got {scores} scores "
-            f"from {len(trainings)}; use one-run or several-canaries"
+            f"from {len(distinct_runs)}; use one-run or several-canaries"
         )
     canaries = int(sizes[0]) if len(set(sizes)) == 1 else 0
     changes = np.count_nonzero(labels[1:] != labels[:-1])
-    if method.by_run and (canaries == 0 or changes != len(trainings) - 1):
+    if method.by_run and (canaries == 0 or changes != len(distinct_runs) - 1):
         raise ValueError(
             f"{method.name} takes as many scores from every training run, one run after the "
-            f"other, got {scores} scores from {len(trainings)}; sort them by training"
+            f"other, got {scores} scores from {len(distinct_runs)}; sort them by training"
         )
     return canaries
 
@@ -396,7 +403,7 @@ def check_level(delta: float, confidence: float) -> None:
 
 
 def check_pure(state: Estimator) -> None:
-    """Raises ValueError if an estimator assumes a curve, so that it has no bound on ε at δ = 0."""
+    """Raises ValueError if an estimator converts through a curve: it has no ε at δ = 0."""
     if state.status is not Status.CERTIFIED and getattr(state, "curve", "") != "any":
         raise ValueError(
             f"{state.name} converts its bound through a curve whose ε at δ = 0 is infinite; "
@@ -412,12 +419,12 @@ def curve_free_method(time_uniform: bool = False) -> str:
 def default_time_uniform_methods(shared_run: bool, paired: bool) -> list[str]:
     """Returns the methods that a sweep uses by default if bounds may be read after any trial.
 
-    The first is the one to show live. For independent runs there are two: `anytime` bounds μ, and
-    `eps-delta-anytime` assumes no trade-off curve.
+    The first is the one that is shown while the sweep runs. For independent runs there are two:
+    `anytime` bounds μ, and `eps-delta-anytime` assumes no trade-off curve.
 
     Args:
         shared_run: several canaries share a training run.
-        paired: training runs come in pairs that share their noise; one of each has the canary.
+        paired: training runs come in pairs that share their noise; one run of each has the canary.
     """
     if paired:
         return ["paired"]
@@ -425,14 +432,19 @@ def default_time_uniform_methods(shared_run: bool, paired: bool) -> list[str]:
 
 
 def curve_free(estimates: Iterable[Estimate]) -> Estimate | None:
-    """Returns an audit's bound without a trade-off curve, chosen by method, not value; or None."""
+    """Returns an audit's bound without a trade-off curve; None if it has none.
+
+    Of several bounds, the method decides, not the value.
+    """
     ranks = {name: rank for rank, name in enumerate(_CURVE_FREE)}
     free = (bound for bound in estimates if bound.curve_free)
     return min(free, key=lambda bound: ranks.get(bound.method, len(ranks)), default=None)
 
 
 def stretches_of_equal(flags: Members) -> Iterator[tuple[slice, bool]]:
-    """Yields stretches of trials with equal flags, of a million trials at most, and their flag.
+    """Yields stretches of successive trials with equal flags, each with its flag.
+
+    A stretch has a million trials at most.
 
     Args:
         flags: bool [n].
@@ -462,7 +474,7 @@ def assumption_free(
         delta: δ of the bound, in [0, 1).
         confidence: level of the bound, in (0, 1).
         planned: declared number of trials; R if None.
-        missed: bool [R], trials without an output; none if None.
+        missed: bool [R], whether a trial had no output; None if all had one.
     """
     values, bits = checked(scores, members)
     check_level(delta, confidence)
@@ -475,7 +487,7 @@ def assumption_free(
         planned = len(values)
     state = make(curve_free_method(), planned, independent=True)
     check_coins(bits, state)
-    check_apart(values, bits, f"{state.name} uses all trials at once; {_BY_EARLIER}")
+    check_apart(values, bits, f"{state.name} uses all trials at once; {_USE_ACCURACY}")
     for rows, is_missed in stretches_of_equal(without_output):
         if is_missed:
             state.miss(bits[rows])

@@ -8,13 +8,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from scipy import special
+
+from .error_rates import as_floats
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Error 1 - confidence for a whole audit, whose `estimators` decide at each of `steps`."""
+    """Error 1 - confidence of one audit, whose `estimators` decide at each of the steps `steps`."""
 
     confidence: float
     estimators: tuple[str, ...] = ()
@@ -23,7 +24,10 @@ class Budget:
 
 @dataclass(frozen=True)
 class SweepBudget:
-    """Error 1 - confidence, the lowest of its audits', split evenly over all deciding bounds."""
+    """Error of a sweep, split evenly over all bounds that decide.
+
+    It is 1 - confidence, with the lowest confidence of its audits.
+    """
 
     audits: tuple[Budget, ...] = ()
 
@@ -40,16 +44,19 @@ class SweepBudget:
 
     @property
     def each(self) -> float:
-        """The confidence that every single bound must have (Bonferroni)."""
+        """Confidence that each bound must have if all decide (Bonferroni)."""
         return 1 - (1 - self.confidence) / self.parts
 
     @property
     def each_audit(self) -> float:
-        """The confidence of each bound where every audit decides by one bound only."""
+        """Confidence that each bound must have if every audit decides by one bound only."""
         return 1 - (1 - self.confidence) / max(len(self.audits), 1)
 
 
 def average_evidence(log_values: Sequence[float]) -> float:
-    """Returns the log of the mean of e-values, an e-value whatever their dependence."""
-    logs = np.asarray(log_values, dtype=float)
+    """Returns the log of the mean of e-values, from their logs.
+
+    The mean is an e-value, too, however they depend on each other.
+    """
+    logs = as_floats(log_values)
     return float(special.logsumexp(logs)) - math.log(logs.size)

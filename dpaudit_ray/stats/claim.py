@@ -1,14 +1,14 @@
 """Bets against a claim: payoffs of guesses with abstention, at many thresholds, against any (ε, δ).
 
-A slot guesses "in" above a threshold (`up`), "out" below one (`down`), or both with a gap between
-them, and abstains elsewhere; diverged trials are guessed by slots of their own. Under (ε, δ)-DP
-with fair bits the payoff
+A slot is a rule of guessing. It guesses "in" above a threshold (`up`), "out" below one (`down`), or
+both with a gap between them, and abstains elsewhere; other slots guess diverged trials. Under
+(ε, δ)-DP with fair bits the payoff
 
     Y = 1[guess right] - e^ε 1[guess wrong]
 
 has mean at most δ/2 for one direction and δ for both, whatever happened before. Thresholds of an
-epoch are nested, so what a trial did to every slot is one of a few dozen outcomes, and counts of
-outcomes serve every ε, every δ and every bet.
+epoch are nested, so a trial has one of a few dozen outcomes, which determines its payoff for every
+slot. Hence counts of outcomes serve every ε, every δ and every bet.
 
 The wealth of `ConstantStakes`, averaged over slots and stakes, is a supermartingale.
 `Portfolio` bets on all points of a claim at once. One slot against one (ε, δ), with everything
@@ -21,8 +21,8 @@ A mixture that would have grown over the epochs so far is bet on the next (Cover
 portfolios; Waudby-Smith, Ramdas 2024 for bets as tests).
 
 Four ways of betting share the stake of the e-process of a claim δ(ε) (`Claim`): plain guessing,
-mixed over all stakes, constant stakes at many points of the curve, the same on diverged trials
-alone, and the mixture that past trials recommend. Reaching 1/alpha refutes the claim, at any look.
+mixed over all stakes; constant stakes at many points of the curve; the same on diverged trials
+alone; and the mixture that past trials recommend. Reaching 1/alpha refutes the claim, at any look.
 """
 
 import itertools
@@ -48,18 +48,20 @@ OFFSETS = np.linspace(0.0, 3.3, 12)
 STAKES = np.array([0.02, 0.08, 0.2, 0.45, 0.75, 0.95])  # share of the stake lost by a wrong guess
 _FIRST_EPOCH = 32  # trials that only place the first thresholds
 _K = len(OFFSETS)
-# Outcomes: up and down, right and wrong, by the highest threshold that was passed ...
+# Numbers of outcomes. Finite scores have one for each direction, right or wrong, and for each of
+# the K thresholds: the furthest one that the score passed.
 _UP_RIGHT, _UP_WRONG, _DOWN_RIGHT, _DOWN_WRONG = (np.arange(_K) + _K * i for i in range(4))
-DIVERGED_RIGHT, DIVERGED_WRONG, MISSED = range(4 * _K, 4 * _K + 3)  # ... and the others
+DIVERGED_RIGHT, DIVERGED_WRONG, MISSED = range(4 * _K, 4 * _K + 3)
 OUTCOMES = 4 * _K + 3
 PLAIN = 2 * _K  # the slot that guesses every finite trial, around the midpoint
 _PORTFOLIO_POINTS = 16  # points of the curve that a portfolio bets on
 _BETS = 12  # bets in a mixture at most
 _LEAST_GROWTH = 1.0  # nats: a further bet that adds less may be noise
 _LARGEST_SHARE = 0.95  # share of the mixture that one bet may take
-_STEPS = 24  # bisections of a share, which is right to 1e-7
+_BISECTIONS = 24  # of a share, which is then exact to 1e-7
 _CONSTANT_POINTS = 12  # points of a curve for constant stakes
-_BOLD = 3  # so many of the largest stakes are for diverged trials, which are rare and nearly sure
+# Number of the largest stakes, which are for diverged trials: these are rare and nearly sure.
+_BOLD_STAKES = 3
 _CAUTIONS = np.array([0.4, 1.0])  # shares of the recommended mixture that are staked
 
 
@@ -94,11 +96,11 @@ WINS, LOSSES, SHARES = _slots()
 class Wagers:
     """Outcomes of trials 32 to 63, 64 to 127, ...: `epochs` are int64 [OUTCOMES] each.
 
-    Thresholds are placed by the mean and spread of both worlds' past scores at the start of an
-    epoch, or by a `cut`: fixed trial numbers, so that any split of the stream gives the same
-    counts. Nothing is guessed before the first, nor until trials of both worlds were observed. A
-    diverged trial is guessed to be of the world in which more have diverged so far; a miss is
-    wrong in every slot.
+    At the start of an epoch, thresholds are placed by the mean and spread of both worlds' past
+    scores, or by a `cut`. Epochs start at fixed trial numbers, so that any split of the stream
+    gives the same counts. Nothing is guessed before the first epoch, nor until trials of both
+    worlds were observed. A diverged trial is guessed to be of the world in which more have diverged
+    so far; a trial without an output is wrong in every slot.
     """
 
     trials: int = 0
@@ -107,7 +109,7 @@ class Wagers:
     spread: float = math.nan  # standard deviation of scores, the unit of OFFSETS
     _epoch_end: int = _FIRST_EPOCH  # number of trials
     _origin: float = math.nan  # the first finite score: sums of differences from it round less
-    # Numbers of finite scores, sums and sums of squares, [3, worlds], worlds as (out, in).
+    # Of differences from `_origin`: number, sum and sum of squares, [3, worlds], worlds (out, in).
     _moments: Floats = field(default_factory=lambda: np.zeros((3, 2)))
     _diverged: Counts = field(default_factory=lambda: np.zeros(2, dtype=np.int64))  # (out, in)
     _log: TrialLog = field(default_factory=TrialLog)  # up to `cut.LAST` trials
@@ -175,8 +177,8 @@ class Wagers:
             distance = np.where(finite, distance, 0.0)[:, None]
             passed_up = (distance >= self.spread * OFFSETS).sum(axis=1)
             passed_down = (distance < -self.spread * OFFSETS).sum(axis=1)
-        # Indices of the furthest threshold passed. The -1 of a side that was not passed selects an
-        # entry that is not used: every score passes the first threshold on one side.
+        # Indices of the furthest threshold passed. If none was passed on a side, -1 selects a value
+        # that is not used: every score passes the first threshold on one side.
         highest = passed_up - 1
         up = np.where(members, _UP_RIGHT[highest], _UP_WRONG[highest])
         lowest = passed_down - 1
@@ -198,10 +200,10 @@ class Wagers:
         if math.isnan(self._origin) and finite.any():
             self._origin = float(scores[finite][0])
         for world in (0, 1):
-            inside = members == bool(world)
-            self._diverged[world] += int((~finite & inside).sum())
+            in_world = members == bool(world)
+            self._diverged[world] += int((~finite & in_world).sum())
             with np.errstate(over="ignore", invalid="ignore"):
-                x = scores[finite & inside] - self._origin
+                x = scores[finite & in_world] - self._origin
                 for power in (0, 1, 2):
                     terms = np.append(self._moments[power, world], x**power)
                     # `cumsum` adds strictly in order, so a split stream sums to the same bits.
@@ -210,7 +212,11 @@ class Wagers:
             self._log.append(scores, members)
 
     def _place_thresholds(self) -> None:
-        """Puts thresholds between the worlds; beyond all scores if all of one world diverged."""
+        """Puts thresholds between the worlds.
+
+        If all trials of one world diverged, they are beyond all scores: every finite score is then
+        guessed to be of the other world.
+        """
         score_counts, total, square = self._moments  # [worlds] each
         if score_counts.min() == 0:
             if (score_counts + self._diverged).min() > 0:
@@ -244,11 +250,11 @@ class ConstantStakes:
     def __init__(self, epsilons: ArrayLike, deltas: ArrayLike) -> None:
         """Computes the log factors of a trial at points (ε, δ), [points] each."""
         # Arrays are [points, slots, stakes].
-        odds = np.exp(-as_floats(epsilons))[:, None, None]
+        odds = np.exp(-as_floats(epsilons))[:, None, None]  # e^-ε, which does not overflow
         mean = as_floats(deltas)[:, None, None] * SHARES[:, None]
-        share = STAKES * odds / (1 + mean * odds)
-        self._log_right = np.log1p(share * (1 - mean))
-        self._log_abstain = np.log1p(-share * mean)
+        stake_per_payoff = STAKES * odds / (1 + mean * odds)  # u / (e^ε + mean)
+        self._log_right = np.log1p(stake_per_payoff * (1 - mean))
+        self._log_abstain = np.log1p(-stake_per_payoff * mean)
 
     def log_wealth(self, counts: Counts) -> Floats:
         """Returns the log wealth of each bet, [points, slots, stakes]: a supermartingale each.
@@ -279,7 +285,7 @@ class Portfolio:
         # slot abstains, 1 if it is right; δ is its share, half for one direction. A wrong guess
         # loses everything.
         few = curve.thinned(_PORTFOLIO_POINTS)
-        odds = np.exp(-few.epsilons)[:, None]
+        odds = np.exp(-few.epsilons)[:, None]  # e^-ε
         abstaining = 1 / (1 + few.deltas[:, None] * SHARES * odds)
         right = abstaining * (1 + odds)
         otherwise = np.where(LOSSES, 0.0, abstaining[..., None])
@@ -291,13 +297,13 @@ class Portfolio:
     def log_wealth(self, epochs: list[Counts]) -> float:
         """Returns the natural logarithm of the wealth after the epochs, from a stake of 1.
 
-        Each epoch is bet on by the mixture that would have grown on all epochs before it.
+        The bets of each epoch are the mixture that would have grown on all epochs before it.
         """
         logs = np.zeros(len(_CAUTIONS))
         past = np.zeros(OUTCOMES, dtype=np.int64)
         for epoch, counts in enumerate(epochs):
             if counts.any():
-                if epoch not in self._log_factors:  # bets of an epoch depend on those before
+                if epoch not in self._log_factors:  # depends only on earlier epochs, now complete
                     gains = _CAUTIONS[:, None] * (self.mixture(past) - 1)
                     self._log_factors[epoch] = np.log1p(gains)
                 logs = logs + self._log_factors[epoch] @ counts
@@ -307,9 +313,9 @@ class Portfolio:
     def mixture(self, counts: Counts) -> Floats:
         """Returns factors by outcome of a mixture that grows on the counts, float64 [OUTCOMES].
 
-        It begins as cash. Bet by bet, the one that promises most growth is added at its best share
-        (Frank, Wolfe 1956), until the growth that it adds could be noise. Every outcome keeps some
-        cash.
+        It begins as cash. Again and again, the bet that promises most growth is added at its best
+        share (Frank, Wolfe 1956), until the growth that it adds could be noise. No outcome loses
+        everything, since some cash is kept.
         """
         mixed = np.ones(OUTCOMES)  # cash: the wealth stays as it is
         if not counts.any():
@@ -319,9 +325,9 @@ class Portfolio:
             slopes = self.factors @ (counts / mixed)
             best = self.factors[int(np.argmax(slopes))]
             difference = best - mixed
-            low, high = 0.0, _LARGEST_SHARE
             # Bisects the share at which growth is largest: where its derivative falls to 0.
-            for _ in range(_STEPS):
+            low, high = 0.0, _LARGEST_SHARE
+            for _ in range(_BISECTIONS):
                 share = (low + high) / 2
                 growth = difference / (mixed + share * difference)
                 if float(growth @ counts) > 0:
@@ -358,17 +364,17 @@ class EpsDeltaAnytime(Wagered, Estimator):
     interim_valid = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """Bounds ε by the mean wealth of constant stakes, one search for all slots and stakes."""
+        """Bounds ε by the mean wealth of constant stakes, over all slots and stakes."""
         wagers = self._wagers
         counts = wagers.counts
         log_alpha = math.log(1 - confidence)
 
         def excess(epsilon: float) -> float:
-            """Returns the log of mean wealth over slots and stakes, less that of 1 / α."""
+            """Returns the log of the mean wealth over slots and stakes, less ln(1 / α)."""
             wealth = ConstantStakes([epsilon], [delta]).log_wealth(counts)
             return float(special.logsumexp(wealth)) - math.log(wealth.size) + log_alpha
 
-        # The search ends, since a right guess earns e^-ε at most.
+        # The search ends, since the gain of a correct guess falls with e^-ε.
         epsilon = last_refuted(excess, xtol=1e-10)
         level = (delta, confidence)
         return self._estimate(epsilon, math.nan, level, wagers.trials, wagers.centre)
@@ -401,7 +407,8 @@ class Claim(Wagered, Estimator):
     def _plain(self, curve: Curve) -> float:
         """Returns the log wealth of bets against the claimed accuracy, with all stakes mixed.
 
-        They are on guesses around the midpoint. At ε = 0 the accuracy is (1 + δ) / 2 at most.
+        The bets are on guesses around the midpoint. An accuracy is (1 + δ) / 2 at most, with the
+        claimed δ at ε = 0.
         """
         advantage = float(curve.deltas[curve.epsilons == 0].min(initial=1.0))
         rate = (1 + advantage) / 2
@@ -415,7 +422,7 @@ class Claim(Wagered, Estimator):
     def _constant(self, stakes: ConstantStakes) -> tuple[float, float]:
         """Returns the log wealth of constant stakes: in all slots, and on diverged trials alone."""
         wealth = stakes.log_wealth(self._wagers.counts)
-        bold = wealth[:, -1, -_BOLD:]  # the last slot guesses diverged trials only
+        bold = wealth[:, -1, -_BOLD_STAKES:]  # the last slot guesses only diverged trials
         return float(log_mean(wealth.ravel())), float(log_mean(bold.ravel()))
 
     def bound(self, delta: float, confidence: float) -> Estimate:

@@ -7,9 +7,10 @@ share of the error, so a true claim is refuted with probability alpha at most, a
 A `DeclaredTest` tests the order of mistakes (`ranking`) sixteen times, at fixed shares of the
 declared trials; the boundary is computed under the claim's worst mechanism, and each look spends
 the error that is due by then. Diverged trials are tested once, at the end: those after the first
-eight are all guessed as the majority of these. Of trials that diverge with probability q, the claim
-forces a share of mistakes that grows with q, so q is bounded from below first, at a tenth of the
-error; given their number, mistakes are binomial (Berger, Boos 1994 for such p-values).
+eight are all guessed to be of the world in which most of these eight diverged. If trials diverge
+with probability q, the claim forces a share of mistakes among them that grows with q. So q is
+bounded from below first, at a tenth of the error; given the number of diverged trials, mistakes are
+binomial (Berger, Boos 1994 for such p-values).
 
 Runs of several canaries each (`RunTest`) have scores that are not independent. Under a claim
 (ε, δ) no guess of a canary is right with more than (e^ε + δ)/(e^ε + 1) (Kairouz, Oh, Viswanath
@@ -42,19 +43,21 @@ from .ranking import Costs, Weights, distribution, ranked_mistakes, two_means
 from .trial_log import Diverged, TrialLog
 
 EVIDENCE_SHARE = 0.3  # share of the error for the e-process of `ClaimTest`
-# The grid of noise multipliers that are tried: up to 29 times the claimed one, or less.
-_RATIO = 1.02
-_STEPS = 170
+# The grid of noise multipliers that are tried: from 1/29 of the claimed one to 29 times it.
+_NOISE_RATIO = 1.02
+_NOISE_STEPS = 170
 _HALVINGS = 8  # tests of a search by halves among 170 noise multipliers
-_LOOK = 1.02  # ratio of trials between looks at the evidence
+_LOOK_RATIO = 1.02  # ratio of trials between looks at the evidence
 _LOPSIDED = 1e-3  # p-value below which diverging counts as dependent on the bit
 LOOKS = 16  # more would find little earlier, and each costs a distribution
-_FEWEST = 8  # trials between two looks
-_SHARE = 0.7  # share of the error for the order of mistakes; the remainder is for diverged trials
+_FEWEST_TRIALS = 8  # between two looks
+# Share of a declared test's error for the order of mistakes; the remainder is for diverged trials.
+_ORDER_SHARE = 0.7
 _SHAPE = 0.8  # boundary ~ share of the trials to the power of -0.8: nearly all is spent at the end
-_LESSONS = 8  # diverged trials, the first of an audit, that decide how later ones are guessed
+_TEACHING = 8  # diverged trials, the first of an audit, that decide how later ones are guessed
 _MOST_FITTED = 200_000  # trials by which log odds are fitted to bits
-_RARE = 0.1  # share of the error of diverged trials, for how many of them there are
+# Share of the error of diverged trials for the bound on how often trials diverge.
+_RATE_SHARE = 0.1
 
 
 class DeclaredTest:
@@ -69,7 +72,7 @@ class DeclaredTest:
         """Places at most LOOKS looks, evenly and the last at the end. Raises ValueError."""
         if planned < 1:
             raise ValueError(f"planned must be at least 1, got {planned}")
-        looks = max(min(LOOKS, planned // _FEWEST), 1)
+        looks = max(min(LOOKS, planned // _FEWEST_TRIALS), 1)
         ends = (math.ceil(planned * look / looks) for look in range(1, looks + 1))
         self._ends = tuple(ends)  # numbers of trials at the looks, rising to `planned`
         self._log = TrialLog()
@@ -106,34 +109,34 @@ class DeclaredTest:
 
         A true claim is refuted with probability `alpha` at most.
         """
-        weights_of_looks, limits = boundary(curve, self._ends, alpha * _SHARE)
+        weights_of_looks, limits = boundary(curve, self._ends, alpha * _ORDER_SHARE)
         cost = 0
         for look, mistakes in enumerate(self._mistakes):
             cost += weights_of_looks[look].cost(mistakes)
             if cost <= limits[look]:
                 return self._ends[look]
-        level = (1 - _SHARE) * alpha
-        if self.trials == self._ends[-1] and self._diverging(curve, level) <= level:
+        level = (1 - _ORDER_SHARE) * alpha
+        if self.trials == self._ends[-1] and self._diverged_p_value(curve, level) <= level:
             return self.trials
         return None
 
     def _rank(self) -> None:
         """Guesses and ranks the trials before each look that is due, and adds it to `_mistakes`.
 
-        A score above a centre is guessed "in". The centre is the midpoint of all outputs; the `cut`
-        of earlier trials, if their bits show that means do not separate the worlds; and 0 for log
-        odds.
+        A score above a centre is guessed "in". For log odds, the centre is 0. Otherwise it is the
+        midpoint of all outputs, or the `cut` of earlier trials if their bits show that means do not
+        separate the worlds.
         """
         scores, members = self._log.arrays()
-        first = self._ends[len(self._mistakes) - 1] if self._mistakes else 0
+        start = self._ends[len(self._mistakes) - 1] if self._mistakes else 0
         for end in self._ends[len(self._mistakes) :]:
             if end > len(scores):
                 break
-            new_scores = positions = scores[first:end]
-            bits = members[first:end]
+            new_scores = positions = scores[start:end]
+            bits = members[start:end]
             centre = 0.0
             if not self._log_odds:
-                earlier_cut = cut.fit(scores[:first], members[:first])
+                earlier_cut = cut.fit(scores[:start], members[:start])
                 if earlier_cut is None:
                     centre = two_means(scores[:end])
                 else:
@@ -141,31 +144,31 @@ class DeclaredTest:
                     positions = np.where(np.isfinite(new_scores), from_cut, new_scores)
             self._mistakes.append(ranked_mistakes(positions, bits, centre, self._diverged))
             self._diverged.fold(new_scores, bits)
-            first = end
+            start = end
 
-    def _diverging(self, curve: Curve, alpha: float) -> float:
+    def _diverged_p_value(self, curve: Curve, alpha: float) -> float:
         """Computes the p-value of diverged trials for a test at `alpha`; 1 if there are few.
 
-        The first `_LESSONS` diverged trials are not judged. All later ones get one guess: the world
-        of the majority of the first.
+        The first `_TEACHING` diverged trials are not tested. All later ones get the same guess: the
+        world to which most of the first belong.
         """
         scores, members = self._log.arrays()
         diverged = np.flatnonzero(np.isinf(scores[: self.trials]))
-        if len(diverged) <= _LESSONS:
+        if len(diverged) <= _TEACHING:
             return 1.0
-        first = members[diverged[:_LESSONS]]
-        later = members[diverged[_LESSONS:]]
-        guess = 2 * first.sum() >= _LESSONS
-        mistakes = int((later != guess).sum())
-        later_trials = self.trials - int(diverged[_LESSONS - 1]) - 1
+        first = members[diverged[:_TEACHING]]
+        later = members[diverged[_TEACHING:]]
+        guess_in = 2 * first.sum() >= _TEACHING
+        mistakes = int((later != guess_in).sum())
+        later_trials = self.trials - int(diverged[_TEACHING - 1]) - 1
         counts = (mistakes, len(later), later_trials)
-        return one_sided_p_value(Responses.from_curve(curve), counts, _RARE * alpha)
+        return one_sided_p_value(Responses.from_curve(curve), counts, _RATE_SHARE * alpha)
 
 
 class BoundTest:
     """Test by a lower bound on ε after a declared number of trials; later trials are ignored.
 
-    Rare events hardly change the order of mistakes. `one-run` guesses by them alone.
+    It finds rare events, which hardly change the order of mistakes: `one-run` may guess only them.
 
     Args:
         planned: declared number of trials.
@@ -175,10 +178,10 @@ class BoundTest:
 
     def __init__(self, planned: int, delta: float, log_odds: bool = False) -> None:
         """Begins without trials."""
-        self._missing = planned
+        self._missing = planned  # trials that are still to come
         self._delta = delta
         self._state = OneRun(planned, independent=True, log_odds=log_odds)
-        self._epsilons: dict[float, float] = {}  # by level: a search for the noise asks again
+        self._epsilons: dict[float, float] = {}  # by alpha: a search for the noise repeats levels
 
     def fold(self, scores: Scores, members: Members) -> None:
         """Adds trials in order, up to the declared number: float64 scores and bits, [n]."""
@@ -191,7 +194,10 @@ class BoundTest:
         self._missing = max(self._missing - len(members), 0)
 
     def refuted_after(self, curve: Curve, alpha: float) -> int | None:
-        """Returns the declared number if the bound is above the claim at `alpha`; None if not."""
+        """Returns the declared number of trials if the bound refutes `curve`; None if not.
+
+        A true claim is refuted with probability `alpha` at most.
+        """
         claimed = curve.epsilons[curve.deltas <= self._delta]
         if self._missing or len(claimed) == 0:
             return None
@@ -207,8 +213,8 @@ def boundary(
 ) -> tuple[tuple[Weights, ...], Counts]:
     """Computes the costs that refute a claim at each look.
 
-    The error spent by the time t, a share of the trials, is Φ(Φ⁻¹(α) t^-0.8): nearly all of it at
-    the end. Each look refutes the smallest costs, as many as the error that is due allows.
+    After a share t of the trials, an error of Φ(Φ⁻¹(α) t^-0.8) may have been spent: nearly all of
+    it is spent at the end. Each look refutes as many of the smallest costs as this error allows.
 
     Args:
         claim: the claimed curve.
@@ -221,49 +227,55 @@ def boundary(
     """
     parts = [distribution(int(size), claim) for size in np.diff([0, *ends])]
     trial_shares = np.array(ends) / ends[-1]
-    due = ndtr(ndtri(alpha) * trial_shares**-_SHAPE)
-    path = Costs(0, np.ones(1))  # the sum of costs so far, of claims that are not refuted yet
-    used_level = 0.0
+    allowed_errors = ndtr(ndtri(alpha) * trial_shares**-_SHAPE)
+    total = Costs(0, np.ones(1))  # the sum of costs so far, where no look refuted the claim
+    spent_error = 0.0
     limits = []
-    for (_, costs), allowed in zip(parts, due, strict=True):
-        path = path.plus(costs)
-        refuting = int(np.searchsorted(used_level + path.below, allowed, side="right"))
-        limits.append(path.first + refuting - 1 if refuting else -1)
-        used_level += float(path.probabilities[:refuting].sum())
-        path = path.above(refuting)
+    for (_, costs), allowed in zip(parts, allowed_errors, strict=True):
+        total = total.plus(costs)
+        refuting = int(np.searchsorted(spent_error + total.cumulative, allowed, side="right"))
+        limits.append(total.first + refuting - 1 if refuting else -1)
+        spent_error += float(total.probabilities[:refuting].sum())
+        total = total.without_smallest(refuting)
     return tuple(weights for weights, _ in parts), np.array(limits)
 
 
 def one_sided_p_value(
     responses: Responses,
     counts: tuple[int, int, int],
-    rare: float,
+    rate_error: float,
 ) -> float:
-    """Bounds the chance of so few mistakes among guesses of one kind, all for the same world.
+    """Bounds the probability of so few mistakes among guesses that are all of the same world.
 
     Args:
         responses: the claim's worst mechanism.
         counts: mistakes, guesses, and trials of which any could have been guessed.
-        rare: error of a bound on the probability of a guess.
+        rate_error: error of a bound on the share of trials that are guessed.
     """
     mistakes, guesses, trials = counts
-    guess_rate = clopper_pearson_lower(guesses, trials, rare)
+    guess_rate = clopper_pearson_lower(guesses, trials, rate_error)
     mistake_rate = 0.0
     if guess_rate > 0:
         # The surest share `guess_rate` of the worst mechanism's answers makes the fewest mistakes.
-        sides = responses.one_sided
-        ends, errors = sides.cumulated(sides.mistakes)
-        mistake_rate = float(np.interp(guess_rate, ends, errors)) / guess_rate
-    return min(1.0, rare + float(bdtr(mistakes, guesses, mistake_rate)))
+        one_sided = responses.one_sided
+        trial_shares, mistakes_so_far = one_sided.cumulated(one_sided.mistakes)
+        mistake_rate = float(np.interp(guess_rate, trial_shares, mistakes_so_far)) / guess_rate
+    return min(1.0, rate_error + float(bdtr(mistakes, guesses, mistake_rate)))
 
 
 @dataclass
 class _Test(ABC):
     """Base of tests of a claim: the noise that is refuted, and whether diverging reveals the bit.
 
-    `best` is the largest evidence at any look, a natural logarithm: once refuted, a claim stays
-    refuted. `latest` is that of the last look: averages of e-values are e-values, averages of
-    their largest are not.
+    Attributes:
+        curve: the claim.
+        planned: declared number of trials.
+        best: largest evidence at any look, a natural logarithm: once refuted, a claim stays
+            refuted.
+        latest: evidence at the last look, for averages over audits: the mean of e-values at one
+            time is an e-value, the mean of their largest values is not.
+        due: number of trials at which the next look is due.
+        hits: counts of guesses and of correct ones.
     """
 
     curve: Curve
@@ -271,7 +283,7 @@ class _Test(ABC):
     evidence_share: ClassVar[float] = EVIDENCE_SHARE  # share of the error for the e-process
     best: float = field(default=0.0, init=False)
     latest: float = field(default=0.0, init=False)
-    due: int = field(default=0, init=False)  # trials at the next look
+    due: int = field(default=0, init=False)
     hits: GuessCounter = field(init=False)
 
     @property
@@ -281,7 +293,7 @@ class _Test(ABC):
 
     @property
     def lopsided(self) -> bool:
-        """Whether diverging depends on the bit, not by chance: no violation, but not consistent."""
+        """Whether diverging depends on the bit: that is no violation, but not consistent either."""
         total = sum(self.diverged)
         tail = bdtr(min(self.diverged), total, 0.5)
         return total > 0 and 2 * float(tail) < _LOPSIDED
@@ -299,15 +311,16 @@ class _Test(ABC):
     ) -> float | None:
         """Returns the least noise multiplier that is refuted, on a grid of 2 %; None if none is.
 
-        The claimed noise is tested first. If it is refuted, less noise is searched by halves, else
-        more.
+        The claimed noise is tested first. If it is refuted, less noise is searched by bisection,
+        else more.
 
         Claims are nested: if that of some noise is true, so are those of less noise. If `gaussian`,
         trials that refute one claim also refute those of more noise. So the search errs only if it
         refutes the largest true claim, and each test may have the level `alpha`. Otherwise the
-        tests of true claims share `alpha` (Bonferroni). The search meets these on one path: that on
-        which all false claims are refuted. If the claimed noise is too much, they are tests of less
-        noise. If it is not, half of `alpha` is for its own test and half for those of more noise.
+        tests of true claims share `alpha` (Bonferroni). Only the tests on one path of the search
+        matter: that on which all false claims are refuted. If the claimed noise is not true, the
+        tests of true claims are all of less noise. If it is, half of `alpha` is for its own test,
+        and half for tests of more noise.
 
         Args:
             family: claimed curve by noise multiplier.
@@ -320,37 +333,37 @@ class _Test(ABC):
 
         def is_refuted(step: int) -> bool:
             """Returns whether the trials refute the noise of this step of the grid."""
-            return refutes(family(claimed * _RATIO**step))
+            return refutes(family(claimed * _NOISE_RATIO**step))
 
-        # Steps of the grid that are searched: 170 below the claimed noise, or 170 above it.
+        # The search has 170 steps of the grid below the claimed noise, or 170 above it.
         if is_refuted(0):
-            first = -_STEPS
+            first = -_NOISE_STEPS
             level = alpha if gaussian else alpha / _HALVINGS
         else:
             first = 1
-            # A first test of the most noise, and those of the search, share the other half.
+            # The test of the most noise, and those of the search, share the other half.
             level = alpha if gaussian else alpha / 2 / (1 + _HALVINGS)
         refutes = self._refutes(level)
-        if first == 1 and not is_refuted(_STEPS):
+        if first == 1 and not is_refuted(_NOISE_STEPS):
             return None
-        least = first + first_where(lambda step: is_refuted(first + step), _STEPS)
-        return float(claimed * _RATIO ** min(least, _STEPS))
+        least = first + first_where(lambda step: is_refuted(first + step), _NOISE_STEPS)
+        return float(claimed * _NOISE_RATIO ** min(least, _NOISE_STEPS))
 
 
 @dataclass
 class ClaimTest(_Test):
     """Test on independent runs: fold trials in order, and `look` at any time.
 
-    A look evaluates `process` only. The parts `between_looks` need the same trials, and may fold
+    A look evaluates only `process`. The parts `between_looks` need the same trials, but may fold
     them later, many at once.
     """
 
-    # The curves with other noise, where scores are simulated by these and not as Gaussian.
+    # Claims by noise multiplier if scores are simulated by these; None if as Gaussian.
     alternatives: Callable[[float], Curve] | None = None
     later: tuple[int, ...] = ()  # declared with `planned`: each has a `DeclaredTest`
     log_odds: bool = False  # whether scores are log odds of the bit
     delta: float | None = None  # δ of a `BoundTest`, which has half of the declared tests' error
-    # Trials and log e-value of each look that had more evidence than all before.
+    # Trials and log e-value of each look that had more evidence than all looks before it.
     _reached: list[tuple[int, float]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -389,10 +402,10 @@ class ClaimTest(_Test):
             part.miss(members)
 
     def fitted_odds(self) -> Floats:
-        """Returns finite scores, which are log odds, so that they fit the bits of their trials.
+        """Returns the finite scores, which are log odds, scaled to fit the bits of their trials.
 
-        They are multiplied by the factor, 1 at most, by which logistic regression explains bits
-        best. The result is empty if no factor above 0 explains any.
+        They are multiplied by the factor, 1 at most, with which logistic regression explains the
+        bits best. The result is empty if no factor above 0 explains any bits.
         """
         scores, members = self.declared[-1].first_trials(_MOST_FITTED)
         finite = np.isfinite(scores)
@@ -410,7 +423,7 @@ class ClaimTest(_Test):
         """Updates the evidence if there are 2 % more trials than at the last look, or `now`."""
         if self.trials < self.due and not now:
             return
-        self.due = math.ceil(_LOOK * self.trials)
+        self.due = math.ceil(_LOOK_RATIO * self.trials)
         self.latest = self.process.evidence(self.curve)
         if self.latest > self.best:
             self.best = self.latest
@@ -492,9 +505,9 @@ class RunTest(_Test):
     def share_found(self, alternative: float, alpha: float, audits: int) -> float:
         """Simulates audits by resampling runs; returns the share of them that refute the claim.
 
-        An outcome is a run's share of right guesses. For a μ-GDP mechanism its mean is Φ(μ/2) at
-        most, and noise times `alternative` divides μ by it. So the measured outcomes are shifted to
-        the mean that this predicts.
+        An outcome is a run's share of correct guesses. For a μ-GDP mechanism its mean is Φ(μ/2) at
+        most, and noise that is `alternative` times as large divides μ by it. So the measured
+        outcomes are shifted to the mean that this predicts.
 
         Args:
             alternative: noise of the simulated mechanism, as a multiple of the measured one's.
@@ -512,7 +525,7 @@ class RunTest(_Test):
         simulated_mean = float(ndtr(simulated_mu / 2))
         shifted = np.clip(outcomes - measured_mean + simulated_mean, 0.0, 1.0)
         claimed_accuracy = largest_accuracy(self.curve)
-        # The first runs only teach how to guess later ones. `planned` counts canaries of all runs.
+        # The first runs have no outcome: they only set a threshold. `planned` counts canaries.
         runs = max(self.planned // self.canaries - self._runs.skipped, 1)
         refuted = 0
         for _ in range(audits):
@@ -530,5 +543,5 @@ def largest_accuracy(curve: Curve) -> float:
 
     It is the least of (e^ε + δ) / (e^ε + 1) over the points of the curve (Kairouz et al. 2015).
     """
-    odds = np.exp(-curve.epsilons)
+    odds = np.exp(-curve.epsilons)  # of a wrong guess: e^-ε does not overflow
     return float(np.min((1 + curve.deltas * odds) / (1 + odds)))

@@ -1,10 +1,10 @@
-"""Claims as curves δ(ε), and the mechanism that leaks most under such a claim: a mix of coins.
+"""Claims as curves δ(ε), and the mechanism that leaks most under such a claim.
 
-A symmetric claim is a mixture of randomised responses. Write x = e^ε: δ is convex in x, and along
-straight lines between its points the claim is exactly that of a mechanism that first draws,
-openly, how sure its answer will be, then reveals the secret bit with that odds ratio (Kairouz, Oh,
-Viswanath 2015 for one point; Dong, Roth, Su 2022, Theorem 3.2 for a curve). The output of every
-mechanism under the claim can be computed from that answer.
+A symmetric claim is a mixture of randomised responses. Write x = e^ε: δ is convex in x. If it is
+taken as straight between the points of the claim, it is exactly the claim of this mechanism: it
+draws, openly, how sure its answer will be, and then gives the secret bit with that odds ratio
+(Kairouz, Oh, Viswanath 2015 for one point; Dong, Roth, Su 2022, Theorem 3.2 for a curve). The
+output of every mechanism under the claim can be computed from that answer.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,8 @@ from .error_rates import Floats, as_floats, nonnegative
 
 _POINTS = 40  # points of a Gaussian claim; more points change no bound in its third digit
 _LARGEST = 700.0  # largest ε whose e^ε is finite; points beyond bound no trial
-# Beyond the last quantile of a grid, where trials are few but nearly sure.
+# Points beyond the last quantile of a grid, where trials are few but nearly sure: their upper tails
+# are the width of the grid, divided by these.
 _TAIL = (2.0, 6.0, 30.0, 200.0)
 
 
@@ -26,7 +27,8 @@ _TAIL = (2.0, 6.0, 30.0, 200.0)
 class Curve:
     """Points (ε_j, δ_j) of a claim, float64 [n] each, all of which are claimed.
 
-    Include ε = 0 (the best guessing accuracy). Curves of the same points are equal and hash alike.
+    Include ε = 0, where δ limits the accuracy of guesses. Curves of the same points are equal and
+    have the same hash.
     """
 
     epsilons: Floats
@@ -60,7 +62,7 @@ class Curve:
         return self.epsilons.tobytes(), self.deltas.tobytes()
 
     def thinned(self, points: int) -> "Curve":
-        """Returns at most `points` of its points, evenly over ε: a weaker claim."""
+        """Returns at most `points` of its points, evenly spaced in ε: a weaker claim."""
         epsilons = self.epsilons
         if len(epsilons) <= points:
             return self
@@ -87,9 +89,9 @@ class Curve:
 class Responses:
     """Randomised responses from the surest to the least sure, float64 [n] each.
 
-    A trial answers with `shares[j]` at log odds `log_odds[j]`, wrongly with probability
-    `mistakes[j]` = 1 / (1 + e^log_odds). The first entry reveals the bit: its share is the δ that
-    the claim allows at any ε.
+    A share `shares[j]` of the trials has an answer with log odds `log_odds[j]`, which is wrong with
+    probability `mistakes[j]`. For j > 0 that is 1 / (1 + e^log_odds[j]). Entry 0 reveals the bit:
+    it has no mistakes, and its share is the δ that the claim allows at any ε.
     """
 
     log_odds: Floats
@@ -100,16 +102,16 @@ class Responses:
     def from_curve(cls, curve: Curve) -> "Responses":
         """Builds the mechanism that leaks the most under `curve`.
 
-        A level with log odds e, drawn with probability s, answers wrongly with probability s / (1 +
-        e^e). Each level adds a kink to δ(x), x = e^ε: there, the slope changes by that probability.
-        So the slopes at the points give the shares, from the surest answer down. If they use up
+        A level with log odds ε, drawn with probability s, adds s / (1 + e^ε) to the probability of
+        a wrong answer. It also adds a kink to δ(x), x = e^ε, where the slope changes by as much. So
+        the slopes between the points give the shares, from the surest answer down. If these use up
         all probability, less sure levels get none; if some remains, it goes to ε = 0.
         """
         e, d = _hull(curve)
         x = np.exp(e)
         falls = d[:-1] - d[1:]
         slopes = falls / np.diff(x)
-        wrong = np.append(slopes, 0.0)  # wrong answers above a level
+        wrong = np.append(slopes, 0.0)  # probability of wrong answers that are surer than a level
         shares = np.zeros(len(e))
         remainder = 1 - d[-1]
         for level in range(len(e) - 1, 0, -1):
@@ -134,20 +136,20 @@ class Responses:
         """
         trials = len(members)
         probabilities = self.shares / self.shares.sum()
-        level = rng.choice(len(self.shares), size=trials, p=probabilities)
-        is_wrong = rng.random(trials) < self.mistakes[level]
+        entry = rng.choice(len(self.shares), size=trials, p=probabilities)  # of each trial
+        is_wrong = rng.random(trials) < self.mistakes[entry]
         sureness = self.log_odds.copy()
-        sureness[0] += 1  # what reveals the bit is surer than all else
+        # Entry 0 has the log odds of entry 1, but is never wrong: it must score above all others.
+        sureness[0] += 1
         sign = np.where(members ^ is_wrong, 1, -1)
-        return sign * sureness[level]
+        return sign * sureness[entry]
 
     @property
     def one_sided(self) -> "Responses":
         """The same answers, all read as guesses of "in", from the surest on, [2 n] each.
 
         Half of the answers of each level are "in", the others "out". An answer "out" with log odds
-        l is read as a guess of "in" with log odds -l. This guess is right where the answer is
-        wrong.
+        l is read as a guess of "in" with log odds -l. This guess is correct if the answer is wrong.
         """
         return Responses(
             log_odds=np.append(self.log_odds, -self.log_odds[::-1]),
@@ -156,28 +158,32 @@ class Responses:
         )
 
     def cumulated(self, values: Floats) -> tuple[Floats, Floats]:
-        """Cumulates shares and `values` of the trials down to each level, float64 [n + 1] each."""
+        """Sums shares, and `values` times shares, from the surest level down; float64 [n + 1] each.
+
+        Both begin with 0. `values` are float64 [n], one for each level.
+        """
         shares = np.append(0.0, np.cumsum(self.shares))
         totals = np.cumsum(self.shares * values)
         return shares, np.append(0.0, totals)
 
     def mean_log_odds(self, low: ArrayLike, high: ArrayLike) -> Floats:
         """Averages log odds between two shares of the trials, counted from the surest; [n] each."""
-        edges, total = self.cumulated(self.log_odds)
+        shares, totals = self.cumulated(self.log_odds)
         begin = as_floats(low)
         end = as_floats(high)
-        total_to_end = np.interp(end, edges, total)
-        difference = total_to_end - np.interp(begin, edges, total)
+        total_to_end = np.interp(end, shares, totals)
+        difference = total_to_end - np.interp(begin, shares, totals)
         return np.asarray(difference / (end - begin))
 
 
 def gaussian(mu: float) -> Curve:
-    """Returns the claim "μ-GDP" as `_POINTS` points (ε, δ), and a tail of surer points.
+    """Returns the claim "μ-GDP" as `_POINTS` points (ε, δ), and a few more in its tail.
 
-    Quantiles of the trials' log odds make the points; half by trials, half by expected mistakes.
+    The points are quantiles of the trials' log odds, of a distribution that weighs trials half by
+    their number and half by their expected mistakes.
     """
     nonnegative("mu", mu)
-    if mu in (0, np.inf):  # no leak at all, or no claim
+    if mu in (0, np.inf):  # nothing leaks, or nothing is claimed
         return Curve(np.zeros(1), np.full(1, mu > 0, float))
     # Worlds at ±μ/2 have log odds μ x at distance x from their midpoint.
     x = np.linspace(0.0, mu / 2 + 8.0, 2000)
@@ -198,8 +204,9 @@ def gaussian(mu: float) -> Curve:
 def _hull(curve: Curve) -> tuple[Floats, Floats]:
     """Returns the corners of the largest convex δ(x), x = e^ε, below the points of a curve.
 
-    They are ε and δ, float64 [n] each, by rising ε from 0 on, where δ is 1 if the curve has none.
-    A corner is dropped once it lies on or above the line from the one before it to a later point.
+    They are ε and δ, float64 [n] each, by rising ε from 0 on; if the curve has no point there, its
+    δ is 1. A corner is dropped if it lies on or above the line from the one before it to a later
+    point.
     """
     order = np.lexsort((curve.deltas, curve.epsilons))
     e, first = np.unique(curve.epsilons[order], return_index=True)
@@ -214,9 +221,10 @@ def _hull(curve: Curve) -> tuple[Floats, Floats]:
     for i in range(len(x)):
         while len(corners) > 1:
             a, b = corners[-2:]
+            # Slopes from a to b and from a to i, both times the same number: no division by 0.
             rise_to_b = (d[b] - d[a]) * (x[i] - x[a])
             rise_to_i = (d[i] - d[a]) * (x[b] - x[a])
-            if rise_to_b < rise_to_i:
+            if rise_to_b < rise_to_i:  # b lies below the line from a to i
                 break
             corners.pop()
         corners.append(i)

@@ -1,13 +1,12 @@
 """Threshold between two worlds for scores whose class means do not separate them.
 
 The midpoint of the class means is the best threshold of scores that are about normal, and needs the
-fewest trials. But a map of the scores moves it anywhere: of z³, of -exp(2z) or of losses with a
-heavy tail, it lies far from where the worlds part. So at set numbers of earlier trials it is
-compared with the midpoint of the class medians. Ranks replace it in three cases: if the two
-midpoints lie further apart than by chance, if some scores lie so far out that means depend on them,
-or if the midpoint guesses the wrong way round. By ranks, the threshold has the fewest mistakes near
-the midpoint of the means of normal scores. Only earlier trials are used, as a bound by guesses
-requires.
+fewest trials. But it depends on the scale of the scores: for z³, -exp(2z), or losses with a heavy
+tail, it is far from the best threshold. So at set numbers of earlier trials it is compared with the
+midpoint of the class medians. Ranks replace it in three cases: if the two midpoints lie further
+apart than by chance, if some scores lie so far out that means depend on them, or if the midpoint
+guesses the wrong way round. By ranks, the threshold has the fewest mistakes near the midpoint of
+the means of normal scores. Only earlier trials are used, as a bound by guesses requires.
 """
 
 import functools
@@ -24,13 +23,19 @@ from .error_rates import Floats
 FIRST = 20
 LAST = 2048
 GROWTH = 1.25
-_FAR = 3.0  # standard errors of the medians' midpoint, which normal scores hardly ever reach
-_WRONG_WAY = 1.0  # standard deviation of coin tosses: waiting would cost more than a chance flip
-_HEAVY = 3.0  # standard deviations by the middle half of the scores; normal ones are at 1
-_FEWEST = 5  # finite scores of a world
-_STRAY = 0.5  # mistakes that one rank away from the midpoint of normal scores must save
+# Largest distance of the two midpoints, in standard errors of that of the medians: normal scores
+# hardly ever exceed it.
+_FAR = 3.0
+# Mistakes above half of the trials, in standard deviations of coin tosses, that show that guesses
+# are the wrong way round: more certainty would take trials that cost more than a wrong change.
+_WRONG_WAY = 1.0
+# Largest standard deviation of the scores over that of normal scores with the same middle half.
+_HEAVY = 3.0
+_FEWEST_SCORES = 5  # finite scores of each world without which no cut is fitted
+# Mistakes that a cut must save for each rank between it and the midpoint of normal scores.
+_MISTAKES_PER_RANK = 0.5
 _MORE = 0.5  # standard deviations of coin tosses by which a cut of ranks may err more than means
-_TAIL = 5  # one in so many scores, those next to a gap, show how far apart scores lie there
+_TAIL = 5  # the nearest fifth of the scores on either side of a gap shows how sparse scores are
 
 
 @dataclass(frozen=True)
@@ -50,19 +55,19 @@ class Cut:
     outside: Floats
 
     def guesses(self, scores: Scores) -> Members:
-        """Guesses "in" for finite scores on the side of the world with the canary, bool [n]."""
+        """Returns whether finite scores are on the side of the world with the canary, bool [n]."""
         return np.asarray((scores > self.threshold) == self.rising)
 
     def position(self, scores: Scores) -> Floats:
         """Returns distances from the cut, float64 [n], above 0 for "in".
 
-        They are distances of normal scores, so a rising map of all scores, earlier ones too, hardly
-        changes them.
+        They are distances of normal scores, so a rising map of all scores, including the earlier
+        ones, hardly changes them.
         """
         threshold = self._normal(np.array([self.threshold]))
         distance = np.abs(self._normal(scores) - threshold)
         sign = np.where(self.guesses(scores), 1.0, -1.0)
-        return sign * np.maximum(distance, 1e-9)
+        return sign * np.maximum(distance, 1e-9)  # 0 would lose the guess
 
     def _normal(self, scores: Scores) -> Floats:
         """Averages scores' normal scores among the earlier scores of either world, float64 [n]."""
@@ -71,16 +76,21 @@ class Cut:
 
 
 def fit(scores: Scores, members: Members) -> Cut | None:
-    """Fits a cut to the first `LAST` trials, float64 [n] and bool [n]; None where means suffice."""
+    """Fits a cut to the first `LAST` trials; None if the midpoint of the means is about as good.
+
+    Args:
+        scores: float64 [n], not finite where diverged.
+        members: the secret bits, bool [n].
+    """
     return _fit_bytes(scores[:LAST].tobytes(), members[:LAST].tobytes())
 
 
 @functools.lru_cache(maxsize=1024)  # 5 MB; bounds, tests and stop rule fit the same trials
 def _fit_bytes(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
-    """Returns the cut by ranks; None if the midpoint of the means is about as good.
+    """Implements `fit`, on bytes.
 
-    The midpoint is kept without a search if scores look normal: means are near medians, the
-    standard deviation fits the middle half, and few trials are guessed wrong.
+    The midpoint of the means stays without a search if scores look normal: means are near medians,
+    the standard deviation fits the middle half, and not too many trials are guessed wrong.
 
     Args:
         score_bytes: the bytes of scores, float64 [n]: unlike arrays, they are keys of the cache.
@@ -91,7 +101,7 @@ def _fit_bytes(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
     finite = np.isfinite(scores)
     inside = scores[finite & members]
     outside = scores[finite & ~members]
-    if min(len(inside), len(outside)) < _FEWEST:
+    if min(len(inside), len(outside)) < _FEWEST_SCORES:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
         means_middle = inside.mean() / 2 + outside.mean() / 2
@@ -99,7 +109,8 @@ def _fit_bytes(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
         median_out = np.median(outside)
         medians_middle = median_in / 2 + median_out / 2
         differences = np.concatenate([inside - median_in, outside - median_out])
-        deviation = np.median(np.abs(differences)) / ndtri(0.75)  # the median deviation is .67 σ
+        # The median of absolute differences is 0.67 σ.
+        deviation = np.median(np.abs(differences)) / ndtri(0.75)
         inverse_counts = 1 / len(inside) + 1 / len(outside)
         # Variance of the midpoint of two medians, each of which has a variance of σ² π / (2 n).
         variance = math.pi / 8 * inverse_counts
@@ -117,7 +128,7 @@ def _fit_bytes(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
     inside.sort()
     outside.sort()
     cut, cut_mistakes = _fit_ranks(inside, outside)
-    disagreements = 0  # trials that cut and means guess differently
+    disagreements = 0  # number of trials that cut and means guess differently
     for world in (inside, outside):
         guesses_by_means = world > means_middle
         disagreements += int((guesses_by_means != cut.guesses(world)).sum())
@@ -125,7 +136,12 @@ def _fit_bytes(score_bytes: bytes, member_bytes: bytes) -> Cut | None:
 
 
 def _fit_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
-    """Fits a cut to ranks; returns it with its number of mistakes."""
+    """Fits a cut to ranks; returns it with its number of mistakes.
+
+    Args:
+        inside: scores with the canary, sorted.
+        outside: scores without the canary, sorted.
+    """
     pooled = np.concatenate([inside, outside])
     pooled.sort()
     trials = len(pooled)
@@ -134,24 +150,24 @@ def _fit_ranks(inside: Floats, outside: Floats) -> tuple[Cut, int]:
     rising = bool(mean_in >= mean_out)
     middle = mean_in / 2 + mean_out / 2
     below_middle = np.searchsorted(normal_scores(pooled, pooled), middle, side="right")
-    # Cuts below all scores, between two different ones, and above all, by how many lie below.
+    # Cuts are tried below all scores, between two different ones, and above all.
     differs_from_last = pooled[1:] != pooled[:-1]
-    is_end = np.concatenate([[True], differs_from_last, [True]])
-    below = np.flatnonzero(is_end)
-    ends = np.concatenate([[-np.inf], pooled])[below]
-    false_negatives = np.searchsorted(inside, ends, side="right")
-    false_positives = len(outside) - np.searchsorted(outside, ends, side="right")
+    may_cut = np.concatenate([[True], differs_from_last, [True]])
+    below = np.flatnonzero(may_cut)  # number of scores below each cut
+    highest_below = np.concatenate([[-np.inf], pooled])[below]
+    false_negatives = np.searchsorted(inside, highest_below, side="right")
+    false_positives = len(outside) - np.searchsorted(outside, highest_below, side="right")
     mistakes = false_negatives + false_positives
     if not rising:
         mistakes = trials - mistakes
     distance = np.abs(below - below_middle)
-    best = int(np.argmin(mistakes + _STRAY * distance))
+    best = int(np.argmin(mistakes + _MISTAKES_PER_RANK * distance))
     threshold = _between(pooled, int(below[best]))
     return Cut(threshold, rising, inside, outside), int(mistakes[best])
 
 
 def _between(pooled: Floats, below: int) -> float:
-    """Returns a threshold between the first `below` of the sorted scores and the rest.
+    """Returns a threshold between the first `below` of the sorted scores and all others.
 
     It divides the gap in the ratio of two spreads: that of the scores just below the gap, and that
     of the scores just above it. So it lies further from the side where scores are sparse.
@@ -168,15 +184,16 @@ def _between(pooled: Floats, below: int) -> float:
     spread = lower_spread + upper_spread
     share = lower_spread / spread if 0 < spread < math.inf else 0.5
     between = low * (1 - share) + high * share
-    # Rounding, or an infinite score, may miss the gap. A score is above only if it is greater, so
-    # `low` itself divides as well.
+    # Rounding may lead out of the gap. Only greater scores count as above, so `low` itself is a
+    # threshold, too.
     return between if low <= between < high else low
 
 
 def normal_scores(scores: Scores, earlier: Floats) -> Floats:
     """Returns the normal quantile of each score's rank among the sorted scores `earlier`.
 
-    With n of them, a score above k has rank (k + 1/2) / (n + 1); ties have their mean rank.
+    Among n of them, the relative rank of a score above k is (k + 1/2) / (n + 1); a tie gets the
+    mean of its ranks.
     """
     below = np.searchsorted(earlier, scores, "left")
     up_to = np.searchsorted(earlier, scores, "right")

@@ -20,15 +20,21 @@ from scipy.special import betaincc, betaln
 from .error_rates import Floats, as_floats, in_unit, root
 
 # Two gamblers share the stake. The bold one wins most on outcomes of small variance (many
-# canaries), the cautious one on hits and misses, where one early loss costs much. Each: the
-# largest bet, as a share of what would lose everything, and virtual outcomes before the first.
+# canaries), the cautious one on hits and misses, where one early loss costs much. Each has a
+# largest bet, as a share of the bet that could lose everything, and a number of virtual outcomes,
+# of mean 1/2 and variance 1/4, before the first.
 GAMBLERS = ((0.9, 1.0), (0.5, 3.0))
 _GRID = 65  # means that are tried before the root between two of them is found
 UNIFORM = (1.0, 1.0)  # parameters of a Beta distribution over hit rates
 
 
 def mean_lower(outcomes: ArrayLike, alpha: float) -> float:
-    """Returns the largest mean of outcomes in [0, 1] refuted at `alpha`, at any look, or 1/2."""
+    """Returns the largest mean of outcomes in [0, 1] that any look refutes at `alpha`; or 1/2.
+
+    Args:
+        outcomes: float [n], in order.
+        alpha: error of all looks together, in (0, 1).
+    """
     in_unit("alpha", alpha)
     values = as_floats(outcomes)
     if values.ndim != 1 or not np.all((values >= 0) & (values <= 1)):
@@ -41,10 +47,10 @@ def mean_lower(outcomes: ArrayLike, alpha: float) -> float:
     def excess(m: float) -> float:
         """Returns the largest log wealth of any look against a mean of `m`, less ln(1 / α)."""
         wealth = [_log_wealth(values, *gambler, m) for gambler in moments]
-        most = np.maximum.reduce(wealth)
-        # A mean is below the largest of its terms: no other look can have the largest mean.
-        near = most >= most.max() - math.log(len(wealth))
-        mean = log_mean([path[near] for path in wealth])
+        largest = np.maximum.reduce(wealth)
+        # A mean of two is between the larger one and half of it: no other look can be the best.
+        may_be_best = largest >= largest.max() - math.log(len(wealth))
+        mean = log_mean([path[may_be_best] for path in wealth])
         return float(mean.max()) - target
 
     # Wealth need not fall steadily in m: the bound ends at the first mean that is not refuted.
@@ -61,23 +67,30 @@ def mean_lower(outcomes: ArrayLike, alpha: float) -> float:
 
 
 def evidence(outcomes: ArrayLike, mean: float) -> Floats:
-    """Computes log wealth of bets against "no mean exceeds `mean`", an e-process, float64 [n]."""
+    """Computes the log wealth of bets against "no mean exceeds `mean`", after each outcome, [n].
+
+    It is an e-process. `outcomes` are in [0, 1].
+    """
     values = as_floats(outcomes)
     wealth = [_log_wealth(values, *gambler, mean) for gambler in _moments(values)]
     return log_mean(wealth)
 
 
 def log_mean(logs: ArrayLike) -> Floats:
-    """Computes the log of the mean wealth of gamblers from their logs, [gamblers, any]."""
+    """Computes the log of the mean wealth from the gamblers' log wealth, [gamblers, any]."""
     wealth = as_floats(logs)
-    return np.asarray(np.logaddexp.reduce(wealth) - math.log(len(wealth)))  # quicker than logsumexp
+    return np.asarray(np.logaddexp.reduce(wealth) - math.log(len(wealth)))  # faster than logsumexp
 
 
 def _moments(values: Floats) -> list[tuple[float, Floats, Floats]]:
-    """Computes each gambler's largest share, and shrunk mean and variance before each outcome."""
+    """Computes what each gambler's bets depend on, in the order of `_log_wealth`.
+
+    Returns:
+        The largest share, and mean and variance of the outcomes before each, virtual ones included.
+    """
     moments = []
     for share, virtual in GAMBLERS:
-        weight = virtual + np.arange(len(values))
+        weight = virtual + np.arange(len(values))  # number of outcomes before each
         sums = virtual / 2 + _before(values)
         mean_after = (sums + values) / (weight + 1)
         squares = _before((values - mean_after) ** 2)
@@ -87,7 +100,7 @@ def _moments(values: Floats) -> list[tuple[float, Floats, Floats]]:
 
 
 def _before(values: Floats) -> Floats:
-    """Sums the values before each value, float64 [n]."""
+    """Returns the sum of all values before each value, float64 [n]."""
     sums = np.cumsum(values)
     return np.concatenate([[0.0], sums[:-1]])
 
@@ -105,7 +118,7 @@ def _log_wealth(
 
     Args:
         values: outcomes in [0, 1], [n].
-        share: largest bet, as a share of what would lose everything.
+        share: largest bet, as a share of the bet that could lose everything.
         mean: mean of each outcome, as expected before it, [n].
         variance: variance of each outcome, as expected before it, [n].
         m: the mean that is bet against.
@@ -122,7 +135,7 @@ def anytime_lower(
     alpha: float,
     prior: tuple[float, float] = UNIFORM,
 ) -> float:
-    """Returns the largest refuted hit rate; 1/2 if chance itself is not refuted.
+    """Returns the largest hit rate that is refuted at any look; 1/2 if chance is not refuted.
 
     Args:
         hits: number of correct guesses.
@@ -141,7 +154,7 @@ def anytime_lower(
 
     if trials == 0 or excess(0.5) <= 0:
         return 0.5
-    # Just below the observed rate the mixture has lost its evidence; between the two it crosses.
+    # At the observed rate the mixture has no evidence any more: it crosses ln(1 / α) below.
     top = min(hits / trials, 1 - 1e-15)
     if excess(top) >= 0:
         return top
@@ -180,7 +193,8 @@ def _log_beta_tail(a: float, b: float, x: float) -> float:
     tail = float(betaincc(a, b, x))
     if tail > 1e-290:
         return math.log(tail)
-    # Only for x far above the mean, where this series (DLMF 8.17.8) falls at every term.
+    # That happens only for x far above the mean, where each term of this series (DLMF 8.17.8) is
+    # smaller than the one before it.
     k = np.arange(10_000)
     ratios = (a + b + k) / (b + 1 + k) * (1 - x)
     terms = np.cumprod(ratios)

@@ -120,7 +120,10 @@ def first_where(
     holds: Callable[[int], bool],
     end: int,
 ) -> int:
-    """Returns the smallest number in 0..end from which a condition holds; `end` if none."""
+    """Returns the smallest number below `end` from which a condition holds; `end` if none.
+
+    The condition must hold for all larger numbers, too, since it is found by bisection.
+    """
     return bisect.bisect_left(range(end), True, key=holds)
 
 
@@ -142,12 +145,13 @@ def last_refuted(
     most: float = math.inf,
     **tolerances: float,
 ) -> float:
-    """Finds where a falling excess reaches 0.
+    """Returns the last refuted number, where an excess of evidence falls to 0; or 0.
 
     Args:
-        excess: function of a number of at least 0.
-        high: first number that is tried, and doubled while the excess is not below 0.
-        most: largest number that is doubled; returned if the excess is not below 0 there.
+        excess: falling function of a number of at least 0; the number is refuted while it is above
+            0.
+        high: first number that is tried, and doubled while it is refuted.
+        most: numbers are doubled up to this one; then the last one is returned.
         tolerances: tolerances for `root`.
     """
     if excess(0.0) < 0:
@@ -162,13 +166,14 @@ def last_refuted(
 def upper_rates(n: int, tail: float, size: int) -> Upper:
     """Returns bounds u(k) for k = 0..n errors of n trials, all valid together with 1 - `tail`.
 
-    Levels fall as n grows, so a level for `size` trials is valid if that is more: audits of about
-    one size share a level. Beyond `EXACT_LIMIT` trials the level is that of Bonferroni.
+    Levels fall as n grows, so the level of a larger number of trials is valid, too: audits of about
+    the same size share that of `size`, and it is computed once. Beyond `EXACT_LIMIT` trials the
+    level is that of Bonferroni.
 
     Args:
         n: number of trials of one world.
         tail: probability that any of the bounds is exceeded.
-        size: number of trials for which levels are computed, at least.
+        size: number of trials of which the level is taken, if it is larger than n.
     """
     level = tail / n
     if n <= EXACT_LIMIT:
@@ -176,7 +181,8 @@ def upper_rates(n: int, tail: float, size: int) -> Upper:
 
     def upper(counts: Counts) -> Rates:
         """Returns the upper bounds of error counts [n], float64 [n]."""
-        distinct, indices = np.unique(counts, return_inverse=True)  # each takes microseconds
+        # Each bound takes microseconds, so equal counts share one.
+        distinct, indices = np.unique(counts, return_inverse=True)
         return np.asarray(clopper_pearson_upper(distinct, n, level)[indices])
 
     return upper
@@ -184,13 +190,14 @@ def upper_rates(n: int, tail: float, size: int) -> Upper:
 
 @functools.cache
 def local_level(n: int, tail: float) -> float:
-    """Computes the level η at which all n bounds hold together with probability 1 - tail."""
+    """Computes the level η of each bound with which all n hold together with 1 - `tail`."""
     if not 1 <= n <= EXACT_LIMIT:
         raise ValueError(f"n must lie in 1..{EXACT_LIMIT}, got {n}")
     in_unit("tail", tail)
     if n == 1:
         return tail
-    # Bonferroni: η ≥ tail / n. One bound alone: η ≤ tail. In logarithms it is nearly linear.
+    # Bonferroni: η ≥ tail / n. One bound alone: η ≤ tail. In logarithms the function is nearly
+    # linear, so that the root is found in few steps.
     level = root(
         lambda log_level: math.log(miss_probability(n, math.exp(log_level)) / tail),
         math.log(tail / n), math.log(tail), xtol=1e-9, rtol=1e-12,
@@ -199,9 +206,10 @@ def local_level(n: int, tail: float) -> float:
 
 
 def miss_probability(n: int, level: float) -> float:
-    """Computes P(V_(k+1) > u(k) for some k) when each has probability `level`.
+    """Computes P(V_(k+1) > u(k) for some k) if each of these has probability `level`.
 
-    Let f(k) be the chance that k is the first failure. Splitting by it "k of the V lie below u(k)",
+    Let f(k) be the probability that k is the first failure. The event that k of the V lie below
+    u(k), split by the first failure,
 
         P(k of n below u(k)) = Σ_{i ≤ k} f(i) P(k - i of n - i below u(k) | all n - i above u(i)),
 
@@ -211,15 +219,15 @@ def miss_probability(n: int, level: float) -> float:
 
     k = np.arange(n)
     above = as_floats(betaincinv(n - k, k + 1, level))  # 1 - u(k)
-    logs = as_floats(gammaln(np.arange(n + 1.0) + 1))  # logs of factorials
-    tail = logs[n - k] - (n - k) * np.log(above)
-    log_below = logs[n] - logs[k] - tail + xlogy(k, 1 - above)
+    log_factorials = as_floats(gammaln(np.arange(n + 1.0) + 1))
+    tail = log_factorials[n - k] - (n - k) * np.log(above)
+    log_below = log_factorials[n] - log_factorials[k] - tail + xlogy(k, 1 - above)
     below = np.exp(log_below)
     first = np.empty(n)
     for start in range(0, n, _BLOCK):
         rows = slice(start, min(start + _BLOCK, n))
         lags = k[rows, None] - k[None, : rows.stop]
-        transitions = _transitions(lags, above, tail, logs)
+        transitions = _transitions(lags, above, tail, log_factorials)
         first[rows] = linalg.solve_triangular(
             transitions[:, start:],
             below[rows] - transitions[:, :start] @ first[:start],
@@ -234,17 +242,17 @@ def _transitions(
     lags: Counts,
     above: Floats,
     tail: Floats,
-    logs: Floats,
+    log_factorials: Floats,
 ) -> Floats:
     """Computes P(k - i of n - i uniforms on (u(i), 1] lie below u(k)); 0 if i > k.
 
-    Rows are k, the last of the columns, which are i.
+    Rows stand for k, columns for i; the rows' numbers are the last ones of the columns'.
 
     Args:
         lags: k - i, int64 [rows, columns].
         above: 1 - u(k), float64 [n].
         tail: log((n - k)!) - (n - k) log(1 - u(k)), float64 [n].
-        logs: logs of factorials, float64 [n + 1].
+        log_factorials: logarithms of 0!, ..., n!, float64 [n + 1].
     """
     stop = lags.shape[1]
     rows = slice(stop - len(lags), stop)
@@ -252,6 +260,6 @@ def _transitions(
         widths = above[None, :stop] - above[rows, None]
         powers = lags * np.log(widths)
     differences = powers + tail[None, :stop] - tail[rows, None]
-    exponent = differences - logs[np.abs(lags)]
+    exponent = differences - log_factorials[np.abs(lags)]
     later = np.exp(np.where(lags > 0, exponent, 0.0))
     return np.where(lags > 0, later, (lags == 0) * 1.0)

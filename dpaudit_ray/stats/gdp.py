@@ -5,7 +5,8 @@ N(0, 1) from N(μ, 1). Dong, Roth, Su (2022), Corollary 2.13:
 
     δ(ε) = Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2),   decreasing in ε, increasing in μ.
 
-All functions broadcast; scalars in, a float out. All is computed in logarithms: no e^ε overflows.
+All functions broadcast; for scalars they return a float. They compute in logarithms, so that no e^ε
+overflows.
 """
 
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def _log_delta(epsilon: Floats, mu: Floats) -> Floats:
         ratio = -epsilon / mu
         first = log_ndtr(ratio + mu / 2)
         second = epsilon + log_ndtr(ratio - mu / 2)
-        # log(e^first - e^second), and never the log of a negative number
+        # log(e^first - e^second); `minimum` prevents the log of a negative number by rounding.
         share = np.exp(np.minimum(second - first, 0.0))
         log_delta = first + np.log1p(-share)
     return np.where(mu > 0, log_delta, -np.inf)
@@ -72,7 +73,12 @@ def _last_where(
     holds: Callable[[Floats], NDArray[np.bool_]],
     start: Floats,
 ) -> Floats:
-    """Returns the largest x ≥ 0 with holds(x), for a condition that is true up to a point."""
+    """Returns the largest x ≥ 0 for which a condition holds that is true up to some x; 0 if none.
+
+    Args:
+        holds: the condition of all elements, float64 [n] to bool [n].
+        start: first guess of each x, above 0, [n]; doubled while the condition holds.
+    """
     high = start.astype(float)
     while np.any(grow := holds(high) & np.isfinite(high)):
         high = np.where(grow, 2 * high, high)

@@ -22,10 +22,10 @@ from .guess_count_bound import Guesses
 from .lower_bound import Status
 
 _DIRECT = 1_000_000  # multiplications from which convolving by Fourier transform is faster
-_NEGLIGIBLE = 1e-18  # mass of paths so unlucky that they cannot cross any more
-# A rate that lies below a root by such a share of the root's distance from 1/2 may not be refuted.
+_NEGLIGIBLE = 1e-18  # mass of paths with so few hits that they are dropped
+# Distances below a root, as shares of its distance from 1/2, at which rates may not be refuted.
 _HOLES = np.geomspace(3e-3, 3e-5, 5)
-Look = tuple[int, int]  # guesses and hits so far
+Look = tuple[int, int]  # numbers of guesses and of hits so far
 
 
 @dataclass
@@ -54,7 +54,7 @@ class GroupSequential(Guesses):
         shares = np.arange(1, self.looks + 1) / self.looks
         self._ends = np.unique(np.ceil(shares * self.planned).astype(np.int64))
         self._looks: list[Look] = []
-        self._refuted: dict[float, float] = {}  # rate at the last look, by alpha
+        self._refuted: dict[float, float] = {}  # largest refuted rate at the last look, by alpha
 
     def _fold(self, scores: Scores, members: Members) -> None:
         for part in self._parts(len(scores)):
@@ -67,7 +67,7 @@ class GroupSequential(Guesses):
     def _parts(self, trials: int) -> Iterator[slice]:
         """Yields parts of the next trials, split at every look.
 
-        Once the caller has added the part before a look, the look notes guesses and hits.
+        Once the caller has added the part before a look, numbers of guesses and hits are recorded.
         """
         start = 0
         ends = self._ends - self._counter.trials
@@ -100,7 +100,7 @@ def spend(shares: ArrayLike, alpha: float, spending: str) -> Floats:
     in_unit("alpha", alpha)
     f = as_floats(shares)
     if spending == "pocock":
-        return np.asarray(alpha * np.log1p(math.expm1(1) * f))
+        return np.asarray(alpha * np.log1p(math.expm1(1) * f))  # (e - 1) f
     quantile = ndtri(alpha / 2) / np.sqrt(f)
     return np.asarray(2 * ndtr(quantile))
 
@@ -108,8 +108,8 @@ def spend(shares: ArrayLike, alpha: float, spending: str) -> Floats:
 def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
     """Returns the largest hit rate that the last look refutes; 0.5 if chance is not refuted.
 
-    Boundaries are whole numbers, so a rate a little below a refuted one may not be refuted. Rates
-    below the root are tried too, as far below it as such holes were observed.
+    Boundaries are whole numbers, so a rate a little below a refuted one may not be refuted. So
+    rates at some distances below the root are also tested: those at which this was observed.
 
     Args:
         looks: guesses and hits so far at each look.
@@ -117,19 +117,19 @@ def refuted_rate(looks: Sequence[Look], budget: Floats) -> float:
     """
 
     def excess(rate: float) -> float:
-        """Returns how much the p-value of a rate exceeds what may be spent on it."""
+        """Returns how much the p-value of a rate exceeds the error that may be spent."""
         return _excess(rate, looks, budget)
 
     guesses, hits = looks[-1]
     observed = min(hits / guesses, 1 - 1e-15) if guesses else 0.5
     if observed <= 0.5 or excess(0.5) > 0:
         return 0.5
-    end = root(excess, 0.5, observed, xtol=1e-9, rtol=1e-12)
-    below = (end - (end - 0.5) * _HOLES).tolist()
+    last_root = root(excess, 0.5, observed, xtol=1e-9, rtol=1e-12)
+    below = (last_root - (last_root - 0.5) * _HOLES).tolist()
     for low, high in itertools.pairwise([0.5, *below]):
         if excess(high) > 0:
             return root(excess, low, high, xtol=1e-9, rtol=1e-12)
-    return end
+    return last_root
 
 
 def _excess(
@@ -140,13 +140,18 @@ def _excess(
     """Returns how much the p-value of a hit rate exceeds the error that is due at the last look.
 
     The p-value is P(no crossing before the last look, and there at least as many hits as observed).
-    So a negative result refutes the rate. Arguments are those of `refuted_rate`, and the hit rate.
+    If it is below the error that is due, the rate is refuted.
+
+    Args:
+        rate: the hit rate.
+        looks: guesses and hits so far at each look.
+        budget: the error that may be spent by each look, float64 [looks].
     """
     paths = np.ones(1)  # P(no crossing yet, first + i hits), [i]
     first = 0
     crossed = 0.0  # P(a crossing at an earlier look)
     guesses_before = 0
-    increments = {}  # distribution of hits, by number of guesses
+    increments = {}  # distribution of new hits, by number of new guesses
     for index, (guesses, hits) in enumerate(looks):
         step = guesses - guesses_before
         guesses_before = guesses
@@ -161,10 +166,12 @@ def _excess(
         if index == len(looks) - 1:
             from_most = n - 1 - (hits - first)  # index of `hits`, counted from the most hits down
             return float(tails[from_most] if 0 <= from_most < n else 0.0) - allowed
-        crossing = int(tails.searchsorted(allowed, side="right"))  # counts from the boundary on
+        # Numbers of hits from the boundary on: as many as the allowed error has room for.
+        crossing = int(tails.searchsorted(allowed, side="right"))
         if crossing:
             crossed += float(tails[crossing - 1])
         boundary = n - crossing
+        # Paths with the fewest hits, whose mass is negligible, are dropped: one at least stays.
         unlucky = n - int(tails.searchsorted(tails[-1] - _NEGLIGIBLE))
         low = max(min(unlucky, boundary) - 1, 0)
         paths = paths[low:boundary]
@@ -180,12 +187,12 @@ def _convolved(a: Floats, b: Floats) -> Floats:
     padded = 1 << (size - 1).bit_length()
     spectrum = np.fft.rfft(a, padded) * np.fft.rfft(b, padded)
     product = np.fft.irfft(spectrum, padded)[:size]
-    return np.maximum(product, 0.0)  # rounding, about 1e-17: early looks spend a little less
+    return np.maximum(product, 0.0)  # rounding may leave about -1e-17
 
 
 @functools.cache
 def _choices(n: int) -> tuple[Counts, Floats]:
-    """Returns numbers of hits among n guesses, and the log of the number of ways to each."""
+    """Returns the numbers of hits among n guesses, 0..n, and the log of the ways to each."""
     k = np.arange(n + 1)
     log_ways = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     return k, log_ways

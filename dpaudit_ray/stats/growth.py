@@ -1,7 +1,7 @@
 """An audit that may grow: numbers of trials that were declared together, before the first trial.
 
-A bound for a declared number of trials holds at that number alone. Where an audit may end at any of
-several, the error α is split over them: the bound after n_k trials is taken at α s_k, with shares
+A bound for a declared number of trials holds at that number alone. If an audit may end at any of
+several, the error α is split over them: the bound after n_k trials has the error α s_k, with shares
 s_1 + ... + s_K = 1 that were fixed before any score was observed. Each of these bounds is a
 function of the first n_k trials, so the chance that any of them exceeds the truth is at most
 Σ α s_k = α, at whichever number the audit ends and for whatever reason, for every estimator.
@@ -21,14 +21,14 @@ def looks(
     trials: int,
     up_to: int | None,
 ) -> tuple[int, ...]:
-    """Returns numbers of trials after which bounds are read.
+    """Returns the numbers of trials after which bounds are computed.
 
     They are `trials`, 4 · `trials`, 16 · `trials` and so on up to half of `up_to`, and `up_to`
     itself. Without a larger `up_to`, `trials` is the only number.
 
     Args:
         trials: number of trials declared first.
-        up_to: largest number to which the audit may grow.
+        up_to: largest number to which the audit may grow; None if it may not.
     """
     if up_to is None or up_to <= trials:
         return (trials,)
@@ -61,8 +61,8 @@ class Growing:
         """Begins without trials.
 
         Args:
-            states: an estimator for each declared number of trials, rising.
-            shares: share of the error for each estimator.
+            states: an estimator for each declared number of trials, in rising order.
+            shares: share of the error for each of them.
         """
         self._states = tuple(zip(states, shares, strict=True))
         self.trials = 0
@@ -87,7 +87,11 @@ class Growing:
         self.trials += len(members)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """Returns the largest bound of the numbers that were reached, or that of the first."""
+        """Returns the largest bound of the declared numbers that were reached.
+
+        Until the first one is reached, it is the bound for that. The confidence is that of all
+        bounds together.
+        """
         bounds: list[Estimate] = []
         for state, share in self._states:
             if state.planned <= self.trials or not bounds:

@@ -26,18 +26,25 @@ from .trial_log import TrialLog
 
 @dataclass
 class GuessCounter:
-    """Counts hits of "score above the midpoint of the two running class means", or beyond a `cut`.
+    """Counts correct guesses by a threshold: the midpoint of both worlds' means, or a `cut`.
 
     The first `warmup` trials, and all until both worlds were observed, only set the threshold.
     Afterwards a diverged trial (NaN, ±inf) is guessed to be of the world in which more have
     diverged so far, "in" while they are equal; it changes no mean.
+
+    Attributes:
+        warmup: number of first trials that are not guessed.
+        trials: number of trials so far.
+        guesses: how many of them were guessed.
+        hits: how many guesses were correct.
+        diverged: how many trials diverged in each world, (out, in).
     """
 
     warmup: int = 20
     trials: int = 0
     guesses: int = 0
     hits: int = 0
-    diverged: tuple[int, int] = (0, 0)  # (out, in)
+    diverged: tuple[int, int] = (0, 0)
     _sums: tuple[float, float] = (0.0, 0.0)  # sums of finite scores, (out, in)
     _counts: tuple[int, int] = (0, 0)  # finite scores, (out, in)
     _log: TrialLog = field(default_factory=TrialLog)  # up to `cut.LAST` trials
@@ -55,7 +62,8 @@ class GuessCounter:
         Args:
             scores: float64 [n].
             members: the secret bits, bool [n].
-            batch: number of successive trials that are all guessed by the trials before them.
+            batch: number of successive trials, such as the canaries of a run, that are all guessed
+                by the trials before the first of them.
 
         Returns:
             Whether each trial was guessed, and whether that was correct, bool [n] each.
@@ -64,7 +72,7 @@ class GuessCounter:
         start = 0
         while start < len(scores) or not parts:  # once even without trials, for an empty result
             self._refit_cut()
-            batches = math.ceil((self._next_fit - self.trials) / batch)  # up to the next fit
+            batches = math.ceil((self._next_fit - self.trials) / batch)  # until the next fit
             stop = start + batches * batch
             parts.append(self._fold(scores[start:stop], members[start:stop], batch))
             start = stop
@@ -72,7 +80,7 @@ class GuessCounter:
         return guessed, right
 
     def _refit_cut(self) -> None:
-        """Fits the cut again if that is due; the next time is after GROWTH times as many trials."""
+        """Fits the cut again if that is due: whenever there are GROWTH times as many trials."""
         if self._next_fit <= self.trials and self._next_fit <= cut.LAST:
             self._cut = cut.fit(*self._log.arrays())
         while self._next_fit <= self.trials:
@@ -130,8 +138,9 @@ class GuessCounter:
 
     def miss(self, members: Members) -> None:
         """Adds trials without an output, which count as wrong guesses after the warm-up."""
-        self.guesses += max(self.trials + len(members) - max(self.trials, self.warmup), 0)
-        self.trials += len(members)
+        after = self.trials + len(members)
+        self.guesses += max(after - max(self.trials, self.warmup), 0)
+        self.trials = after
 
     @property
     def threshold(self) -> float:
@@ -169,7 +178,7 @@ class ThroughCurve(Estimator):
         rate: float,
         delta: float,
     ) -> tuple[float, float]:
-        """Returns (ε, μ) for a hit rate of at least `rate`; μ is NaN if no curve is assumed."""
+        """Converts a hit rate of at least `rate` to (ε, μ); μ is NaN if no curve is assumed."""
         if self.curve == "any":
             return epsilon_from_accuracy(rate, delta), math.nan
         mu = mu_from_accuracy(rate)
@@ -180,7 +189,7 @@ class ThroughCurve(Estimator):
         return self.family.epsilon(rate, delta), mu
 
     def _status_at(self, mu: float) -> Status:
-        """Returns what the ε depends on: the curve that its μ was converted with."""
+        """Implements `Estimator._status_at`: by the curve with which the rate was converted."""
         if self.curve == "any":
             return Status.CERTIFIED
         if self.curve == "gaussian" or self.family is None:
@@ -193,7 +202,7 @@ class ThroughCurve(Estimator):
 class Guesses(ThroughCurve):
     """Base: an estimator that bounds the rate of a stream of hits and misses."""
 
-    warmup: int = 20  # first trials, which are not judged
+    warmup: int = 20  # number of first trials that are not guessed
 
     def __post_init__(self) -> None:
         """Begins to count. Raises ValueError for an option out of its bounds."""
@@ -210,7 +219,7 @@ class Guesses(ThroughCurve):
 
     @abstractmethod
     def _rate(self, alpha: float) -> float:
-        """Returns a bound that exceeds the hit rate with probability `alpha` at most."""
+        """Returns a bound that exceeds the true hit rate with probability `alpha` at most."""
 
     def bound(self, delta: float, confidence: float) -> Estimate:
         """Bounds ε by the hit rate so far; the threshold is that of the next guess."""
@@ -246,22 +255,23 @@ class Anytime(Guesses):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._best_rate = -math.inf  # about the largest lower bound after any trial
-        self._best_look = (0, 0)  # hits and guesses then
+        self._best_rate = -math.inf  # largest approximate lower bound after any trial so far
+        self._best_look = (0, 0)  # hits and guesses after that trial
 
     def _fold(self, scores: Scores, members: Members) -> None:
-        """Counts guesses and hits, and notes after which trial the hit rate is bounded highest."""
+        """Counts guesses and hits, and records the trial after which the bound is largest."""
         if len(scores) == 0:
             return
         hits_before, guesses_before = self._counter.hits, self._counter.guesses
         guessed, right = self._counter.fold(scores, members)
         hits = hits_before + np.cumsum(right)
         guesses = guesses_before + np.cumsum(guessed)
-        # About the lower bound on the hit rate after each trial, to choose a look: the rate so far
-        # less √(6 + ln n) standard deviations. Any choice is valid, since all looks hold together.
-        trials = guesses + 1.0
-        rate = (hits + 0.5) / trials
-        lower = rate - np.sqrt((6 + np.log(trials)) * rate * (1 - rate) / trials)
+        # An approximate lower bound on the hit rate after each trial chooses a look: the rate so
+        # far less √(6 + ln n) standard deviations. Any choice is valid, since bounds hold at all
+        # looks simultaneously. The added numbers keep n above 0, and the rate inside of (0, 1).
+        n = guesses + 1.0
+        rate = (hits + 0.5) / n
+        lower = rate - np.sqrt((6 + np.log(n)) * rate * (1 - rate) / n)
         best = int(np.argmax(lower))
         if lower[best] > self._best_rate:
             self._best_rate = float(lower[best])
@@ -273,7 +283,8 @@ class Anytime(Guesses):
         return max(anytime_lower(*look, alpha) for look in looks)
 
 
-_gaussian_epsilon = functools.lru_cache(gdp.epsilon)  # counts of hits, and so μ, are often the same
+# Looks and δ often repeat the same numbers of hits, and so the same μ.
+_gaussian_epsilon = functools.lru_cache(gdp.epsilon)
 
 
 def mu_from_accuracy(rate: float) -> float:
@@ -282,9 +293,9 @@ def mu_from_accuracy(rate: float) -> float:
 
 
 def epsilon_from_accuracy(rate: float, delta: float) -> float:
-    """Returns the ε whose best guesses have this hit rate, or 0.
+    """Returns the ε whose best guesses have this hit rate; 0 for chance or worse.
 
-    It is (e^ε + δ) / (e^ε + 1) (Kairouz et al. 2015).
+    The best hit rate under (ε, δ)-DP is (e^ε + δ) / (e^ε + 1) (Kairouz et al. 2015).
     """
     if rate >= 1:
         return math.inf

@@ -1,14 +1,14 @@
 """Closed-form bounds for label inference from one noisy gradient of a logistic layer.
 
 Yuan et al., Algorithm 2: gradients of N records are g_n = (p_n - y_n) c_n, clipped to norm C and
-summed with noise N(0, σ² C² I); the attacker knows the features c_n and everything but one label,
-solves for that record's coefficient, and thresholds it at 0. The statistic is exactly Gaussian in
-either world, so the exact bound needs no threshold and dominates the published one; the best
-attacker uses the whole gradient, not one direction.
+summed with noise N(0, σ² C² I); the attacker knows the features c_n and everything except one
+label, solves for that record's coefficient, and compares it with 0. The statistic is exactly
+Gaussian with either label, so the exact bound needs no threshold and is never below the published
+one; the best attacker uses the entire gradient, not one direction.
 
-A flipped label *replaces* a record: the sum moves by up to 2 C, so the claim to compare with is
-that of replacement adjacency, μ ≤ 2 / σ per step. As printed, the norm that is clipped is that of
-the attacked layer's gradient; DP-SGD clips that of all parameters (`full_norms`).
+A flipped label *replaces* a record: the sum changes by up to 2 C, so the claim to compare with is
+that of replacement adjacency, μ ≤ 2 / σ per step. The paper clips by the norm of the attacked
+layer's gradient; DP-SGD clips by that of all parameters (`full_norms`).
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,13 @@ _RANK_TOLERANCE = 1e-10  # tolerance of eigenvalues, relative to the largest
 class LabelBounds:
     """Bounds for each attacked record, float64 [N] each; NaN where a record cannot be attacked.
 
-    `hit` and `false_hit` are the chances that the published attack names the true label when it
-    is true and when it is not (the paper's P0, P1). `epsilon` is the paper's bound from them and
-    `epsilon_complement` the same from the opposite answer, both with δ. `mu_direction` is the
-    exact distance of the attacker's statistic, `mu` that of all that is released.
+    Attributes:
+        hit: probability that the published attack names the true label (the paper's P0).
+        false_hit: probability that it names the same label if the other one is true (P1).
+        epsilon: the paper's bound on ε from both probabilities, at δ.
+        epsilon_complement: the same bound from the opposite answer.
+        mu_direction: exact μ of the attacker's statistic.
+        mu: exact μ of the released gradient.
     """
 
     hit: Floats
@@ -53,15 +56,18 @@ def bounds(
     """Computes label bounds of one step, for every record.
 
     Args:
-        features: float [d, N], the derivatives of each record's logit by the attacked weights, in
-            a column; for the last layer, its input.
+        features: float [d, N]; a column has the derivatives of a record's logit by the attacked
+            weights, which for the last layer are its input.
         probabilities: float [N], the model's probability of label 1.
         labels: 0 or 1, [N].
         clip_norm: C, above 0.
         noise_multiplier: σ, above 0; the noise has standard deviation σ C.
         delta: δ of the bounds, in [0, 1).
         full_norms: float [N], norms of the derivatives by all parameters, which are then clipped
-            and released together. None if there are no other than the attacked weights.
+            and released together. None if the attacked weights are the only ones.
+
+    Raises:
+        ValueError: an argument has a wrong shape, or is out of its bounds.
     """
     columns = as_floats(features)
     p = as_floats(probabilities)
@@ -93,16 +99,19 @@ def bounds_of_gram(
     delta: float,
     full_norms: ArrayLike | None = None,
 ) -> LabelBounds:
-    """Computes `bounds` from CᵀC, float64 [N, N], on which alone they depend.
+    """Computes `bounds` from inner products of the features, on which alone they depend.
 
     Args:
-        gram: CᵀC, float64 [N, N], of the columns C by attacked weights.
+        gram: inner products of the columns of `features`, float64 [N, N].
         p: probability of label 1, float64 [N].
         y: labels, float64 [N].
         clip_norm: C, above 0.
         noise_multiplier: σ, above 0.
         delta: δ of the bounds.
-        full_norms: the same as in `bounds`.
+        full_norms: norms by all parameters, float [N], as in `bounds`.
+
+    Raises:
+        ValueError: `full_norms` has a wrong shape, or a norm is too small.
     """
     attacked_norms = np.sqrt(np.diag(gram))
     norms = attacked_norms
@@ -116,7 +125,7 @@ def bounds_of_gram(
     noise = noise_multiplier * clip_norm
     true = clipped(norms, p - y, clip_norm)
     flipped = clipped(norms, p - (1 - y), clip_norm)
-    # √(rᵀ (CᵀC)⁻¹ r) of each record; NaN for features in the span of the others.
+    # Deviation of each solved coefficient; NaN for features in the span of the other records'.
     inverse, is_determined = solver(gram)
     with np.errstate(invalid="ignore"):
         spread = noise * np.where(is_determined, np.sqrt(np.diag(inverse)), np.nan)
@@ -145,14 +154,14 @@ def epsilon(mu: ArrayLike, delta: float) -> Floats:
 
 
 def growth(batch_size: int, batches: int) -> float:
-    """Returns the expected ratio of the largest bound of all batches to the bound of one batch.
+    """Returns the expected ratio of the largest bound of all batches to that of one batch.
 
-    It is H_MN / H_N (A.3.1, corrected).
+    With M batches of N records, it is H_MN / H_N, of harmonic numbers (A.3.1, corrected).
     """
     if min(batch_size, batches) < 1:
         raise ValueError(f"must be at least 1, got {batch_size} records and {batches} batches")
     both = np.array([batches * batch_size, batch_size]) + 1.0
-    all_records, batch = digamma(both) + np.euler_gamma
+    all_records, batch = digamma(both) + np.euler_gamma  # harmonic numbers
     return float(all_records) / float(batch)
 
 
@@ -170,13 +179,16 @@ def clipped(norms: Floats, residuals: Floats, clip_norm: float) -> Floats:
 
 
 def solver(gram: Floats) -> tuple[Floats, NDArray[np.bool_]]:
-    """Returns (CᵀC)⁺ [N, N], and whether it determines each record, bool [N].
+    """Returns the pseudo-inverse [N, N], and whether it determines each record, bool [N].
 
     A record is determined if its unit vector is in the range of the matrix.
+
+    Args:
+        gram: inner products of the records' features, float64 [N, N].
     """
     inverse = np.asarray(np.linalg.pinv(gram, rcond=_RANK_TOLERANCE, hermitian=True))
     projection = np.diag(gram @ inverse)
-    return inverse, np.asarray(np.abs(projection - 1) < 1e-6)
+    return inverse, np.asarray(np.abs(projection - 1) < 1e-6)  # 1 but for rounding
 
 
 def _epsilon(hit: Floats, false_hit: Floats, delta: float) -> Floats:

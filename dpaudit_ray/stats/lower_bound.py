@@ -11,9 +11,9 @@ class Status(StrEnum):
 
     CERTIFIED = "certified"  # exceeds the truth with probability at most 1 - confidence
     IF_GAUSSIAN = "if-gaussian"  # μ is certified; ε is that of a Gaussian mechanism of this μ
-    IF_CLAIMED = "if-claimed-family"  # ε is that of the claimed mechanism, with noise to match
+    IF_CLAIMED = "if-claimed-family"  # ε is that of the claimed mechanism with more or less noise
     IF_INDEPENDENT = "if-independent"  # as `if-gaussian`, provided that canaries do not interfere
-    IF_ASSUMED = "if-assumed"  # certified under the assumption that the estimator `assumes`
+    IF_ASSUMED = "if-assumed"  # certified if the assumption holds that the estimator `assumes`
     APPROXIMATE = "approximate"  # as certified, in the limit of many trials
     CREDIBLE = "credible"  # a Bayesian posterior quantile
     PAPER = "paper"  # as a paper published it; not valid at its level
@@ -32,7 +32,11 @@ class Status(StrEnum):
         return self in (*by_curve, Status.IF_INDEPENDENT, Status.IF_ASSUMED)
 
     def assumes(self, mu: float) -> str:
-        """Returns the assumption in words; ε was converted from `mu`, unless that is NaN."""
+        """Returns the assumption in words.
+
+        Args:
+            mu: the bound on μ that ε was converted from; NaN if no μ was used.
+        """
         if self is Status.CERTIFIED:
             return "assumption-free" if math.isnan(mu) else "Gaussian steps"
         return _ASSUMES[self]
@@ -52,7 +56,7 @@ _ASSUMES = {
 
 
 class TradeOff(StrEnum):
-    """Shape of a mechanism's trade-off curve, as far as it is known; its size is measured."""
+    """Shape of a mechanism's trade-off curve, as far as it is known; audits measure its size."""
 
     GAUSSIAN = "gaussian"  # that of N(0, 1) against N(μ, 1), for some μ
     CLAIMED = "claimed"  # that of the claimed mechanism, for some noise multiplier
@@ -67,7 +71,7 @@ class Family(Protocol):
         """Shape that is assumed of a mechanism of this family."""
 
     def epsilon(self, rate: float, delta: float) -> float:
-        """Returns the least ε at δ of its members whose best guesses have a hit rate of `rate`."""
+        """Returns the least ε at δ of a curve of the family that allows a hit rate of `rate`."""
 
 
 # Status of an ε that was converted through a curve of this shape: certified once that is known.
@@ -78,13 +82,21 @@ _CONVERTED_THROUGH = {TradeOff.GAUSSIAN: Status.IF_GAUSSIAN, TradeOff.CLAIMED: S
 class Estimate:
     """A lower bound on the privacy loss.
 
-    `mu_lower` is a bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any smaller
-    μ, whatever its trade-off curve (`if-independent`: if its canaries do not interfere).
-    `epsilon_lower`, at `delta`, was converted from it as if that curve were Gaussian, or
-    (`if-claimed-family`) from the same hit rate as if it were one of the claim's family; where
-    `mu_lower` is NaN, it assumes no curve. Both are 0 if nothing is refuted. `trials` counts the
-    trials folded; from `threshold` on a trial is guessed "in", NaN without one. A `note` states an
-    assumption that the caller did not state.
+    Attributes:
+        method: name of the estimator.
+        status: degree to which the bound can be trusted.
+        epsilon_lower: bound on ε at `delta`; 0 if nothing is refuted. It was converted from
+            `mu_lower` as if the trade-off curve were Gaussian, or (`if-claimed-family`) from the
+            same hit rate as if the curve were one of the claim's family. If `mu_lower` is NaN, it
+            assumes no curve.
+        mu_lower: bound on the Gaussian-DP parameter: the mechanism is not μ-GDP for any smaller μ,
+            whatever its trade-off curve (`if-independent`: if its canaries do not interfere). 0 if
+            nothing is refuted; NaN if no μ was used.
+        delta: δ of the bound on ε.
+        confidence: level of the bounds.
+        trials: number of trials that were folded.
+        threshold: score from which a trial is guessed "in"; NaN if there is no threshold.
+        note: an assumption that the caller did not state; "" for none.
     """
 
     method: str
@@ -98,10 +110,10 @@ class Estimate:
     note: str = ""
 
     def given(self, trade_off: TradeOff, independent: bool = False) -> "Estimate":
-        """Returns this bound with the assumptions dropped from its status that are known to hold.
+        """Returns this bound with a status that drops the assumptions that are known to hold.
 
-        Independent canaries make `if-independent` an `if-gaussian`. A bound that assumes the
-        curve `trade_off` becomes `certified`.
+        With independent canaries, `if-independent` becomes `if-gaussian`. A bound that assumes a
+        curve of shape `trade_off` becomes `certified`.
 
         Args:
             trade_off: shape of the mechanism's trade-off curve.

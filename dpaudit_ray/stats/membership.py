@@ -13,9 +13,9 @@ have one distribution, and each interval is for a number of that distribution:
 
 Intervals use no estimated variance. Given how many members each training run has, its hits are
 independent and bounded, so the bounds of `share_bounds` hold; with one score from each they are
-exact (Clopper, Pearson 1934). The threshold of an FPR is unknown but fixed. A threshold that is
-surely too low is lower than it, and one that is surely high enough is not, so that the TPR needs a
-bound at this one threshold only; the errors of both bounds add up.
+exact (Clopper, Pearson 1934). The threshold of an FPR is unknown but fixed. It lies between a
+threshold whose FPR is certainly higher and one whose FPR is certainly lower, so that the TPR needs
+a bound at one threshold only; the errors of both bounds add up.
 """
 
 import math
@@ -34,9 +34,10 @@ from .share_bounds import betting_lower, binomial_lower, evidence
 RATES = (0.1, 0.01, 0.001)  # FPRs that are reported if enough scores resolve them
 _FEWEST_ACCUSED = 10  # R scores resolve an FPR of 10 / R and more
 _BAND_RATES = 12  # FPRs of the ROC curve, which share the error of its band
-_QUANTILES = 1001  # quantiles of the scores, one of which is the best threshold
-_FIT_EVERY = 4  # every fourth training run is for fitting a threshold, the others are judged by it
-_ANGLES = np.linspace(0, math.pi / 2, 4)  # ways in which FPR and TPR share their error
+_QUANTILES = 1001  # quantiles of the scores that are tried as thresholds
+_FIT_EVERY = 4  # every fourth training run is for fitting a threshold, which is used on the others
+# Angles of `_independent_levels`, one for each way to split an error between FPR and TPR.
+_ANGLES = np.linspace(0, math.pi / 2, 4)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Membership:
         return _FEWEST_ACCUSED / self.scores.size
 
     @cached_property
-    def _ordered(self) -> Scores:
+    def _without_nan(self) -> Scores:
         """Scores with -inf in place of NaN."""
         missing = np.isnan(self.scores)
         if not missing.any():
@@ -99,20 +100,20 @@ class Membership:
     def _populations(self) -> "tuple[_Population, _Population]":
         """Scores of non-members, and of members."""
         return (
-            _Population.from_scores(self._ordered, ~self.members),
-            _Population.from_scores(self._ordered, self.members),
+            _Population.from_scores(self._without_nan, ~self.members),
+            _Population.from_scores(self._without_nan, self.members),
         )
 
     @property
-    def _single(self) -> bool:
+    def _one_score_each(self) -> bool:
         """Whether each training run has one score, so that all scores are independent."""
         return bool(self.scores.shape[1] == 1)
 
     def true_positive_rate(self, fpr: float, confidence: float | None = None) -> Interval:
         """Computes the TPR at the lowest threshold whose FPR is at most `fpr`.
 
-        Of tied scores at that threshold an attacker may accuse none, or so many that the FPR is
-        reached: the interval holds for both.
+        Of tied scores at that threshold an attacker may accuse none, or just as many as the FPR
+        allows: the interval holds for both.
 
         Args:
             fpr: false-positive rate among all non-members of many training runs, in (0, 1).
@@ -123,19 +124,21 @@ class Membership:
             confidence = self.confidence
         alpha = (1 - confidence) / 2
         outside, inside = self._populations
-        false_positives = math.floor(fpr * outside.n * (1 + 1e-12))
+        false_positives = math.floor(fpr * outside.n * (1 + 1e-12))  # despite rounding
         value = inside.above(outside.negated[false_positives], "left") / inside.n
         low, high = value, value
-        # Something that no training run shows may still have a probability of log(1 / level) /
-        # runs. It widens upper bounds most, so these get the first level, the larger one: of the
-        # FPR for the lower bound on the TPR, of the TPR for its upper bound. Each pair of levels
-        # errs, but together no more than alpha. If scores are independent, so are the two errors.
+        # An event that no training run shows may still have a probability of log(1 / level) over
+        # the number of runs. This widens upper bounds most, so these get the first level, which is
+        # the larger one: the bound on the FPR if the TPR is bounded from below, and that on the TPR
+        # if from above. The two levels add up to alpha. If scores are independent, so are the two
+        # errors: then larger levels are used in several pairs, and the loosest bound errs only if
+        # every pair does.
         levels = [(0.75 * alpha, 0.25 * alpha)]
-        if self._single:
+        if self._one_score_each:
             levels = _independent_levels(alpha)
         for first, second in levels:
             below = outside.most_below(fpr, first)
-            accused = 0
+            accused = 0  # members above the threshold
             if below >= 0:
                 accused = inside.above(outside.negated[below], "left")
             lower = inside.lower(inside.hits(accused), second)
@@ -152,7 +155,7 @@ class Membership:
 
     @cached_property
     def points(self) -> dict[float, Interval]:
-        """The TPR at 10 %, 1 % and .1 % FPR, by FPR; without an FPR below `least_fpr`."""
+        """The TPR by FPR, at 10 %, 1 % and 0.1 %, as far as these reach `least_fpr`."""
         least = self.least_fpr * (1 - 1e-9)
         return {rate: self.true_positive_rate(rate) for rate in RATES if rate >= least}
 
@@ -169,16 +172,17 @@ class Membership:
 
     @cached_property
     def auc(self) -> Interval:
-        """Computes the probability that a member scores above a non-member, ties by half.
+        """The probability that a member scores above a non-member; ties count half.
 
-        The interval is for members and non-members of different training runs.
+        The interval is for a member and a non-member of different training runs.
         """
         outside, inside = self._populations
         others_above = _midranks(outside.negated, inside.negated) / outside.n
         value = float(1 - others_above.mean())
-        if not self._single:
+        if not self._one_score_each:
             return self._interval(value, *self._comparisons())
-        # A mean over all ways to pair members with others, each of so many independent pairs.
+        # The AUC is a mean over all ways to pair members with others, each with so many pairs that
+        # are independent: a U-statistic, which `binomial_lower` bounds.
         wins = np.full(min(inside.n, outside.n), value)
         return self._interval(value, wins, np.ones(len(wins)))
 
@@ -190,16 +194,16 @@ class Membership:
 
     @cached_property
     def fitted_threshold(self) -> float | None:
-        """The threshold of the largest TPR - FPR in every fourth training run.
+        """The threshold with the largest TPR - FPR in every fourth training run.
 
-        One of 1,000 quantiles of their scores. None if these runs, or the others, have no member
-        or no non-member.
+        It is one of 1,001 quantiles of their scores. None if these runs, or the others, have no
+        member or no non-member.
         """
         members = self.members[self._fitted]
         for bits in (members, self.members[~self._fitted]):
             if bits.all() or not bits.any():
                 return None
-        scores = self._ordered[self._fitted]
+        scores = self._without_nan[self._fitted]
         positions = np.linspace(0, scores.size - 1, _QUANTILES).astype(int)
         thresholds = np.sort(scores, axis=None)[positions]
         outside = np.sort(scores[~members])
@@ -210,15 +214,15 @@ class Membership:
 
     @cached_property
     def balanced_accuracy(self) -> Interval:
-        """Computes (TPR + 1 - FPR) / 2 at `fitted_threshold`, in all other training runs.
+        """The rate (TPR + 1 - FPR) / 2 at `fitted_threshold`, in all other training runs.
 
-        NaN in 0 to 1 if there is no threshold.
+        It is NaN, with the interval 0 to 1, if there is no threshold.
         """
         if self.fitted_threshold is None:
             return Interval(math.nan, 0.0, 1.0)
         bits = self.members[~self._fitted]
         accused = self.scores[~self._fitted] > self.fitted_threshold
-        # Training runs weigh as much as they have of all members, and of all non-members.
+        # A training run's weight is the mean of its shares of all members and of all non-members.
         positives, negatives = bits.sum(axis=1), (~bits).sum(axis=1)
         member_weight = len(bits) / positives.sum() / 2
         other_weight = len(bits) / negatives.sum() / 2
@@ -231,10 +235,11 @@ class Membership:
 
     @cached_property
     def risks(self) -> tuple[Floats, Floats]:
-        """Each record's AUC over its training runs [m], and simultaneous lower bounds [m].
+        """Each record's AUC over its training runs, and simultaneous lower bounds; [records] each.
 
-        NaN and 0 for a record that is always in or out. Training runs are independent, so the
-        variance is at most A (1 - A) / min(in, out) (Birnbaum, Klose 1957), which is used.
+        They are NaN and 0 for a record that is always in or out. Training runs are independent, so
+        the variance is at most A (1 - A) / min(in, out) (Birnbaum, Klose 1957): that of a rate of
+        min(in, out) trials, as which the AUC is bounded.
         """
         runs, records = self.scores.shape
         inside = self.members.sum(axis=0)
@@ -242,7 +247,7 @@ class Membership:
         auc = np.full(records, np.nan)
         for record in np.flatnonzero(fewer):
             bits = self.members[:, record]
-            scores = self._ordered[:, record]
+            scores = self._without_nan[:, record]
             wins, comparisons = _wins(scores[bits], scores[~bits])
             auc[record] = wins / comparisons
         hits = np.nan_to_num(auc) * fewer
@@ -269,7 +274,7 @@ class Membership:
         def lower(hits: Floats) -> float:
             """Bounds the mean share from below; exactly if all scores are independent."""
             hits = np.maximum(hits, 0.0)  # rounding may have made it negative
-            if not self._single:
+            if not self._one_score_each:
                 return betting_lower(hits, sizes, alpha)
             largest = float(sizes.max())
             total = float(hits.sum()) / largest
@@ -281,18 +286,18 @@ class Membership:
         return Interval(value, min(low, value), max(high, value))
 
     def _comparisons(self) -> tuple[Floats, Floats]:
-        """Returns wins of members over non-members, and comparisons, of pairs of training runs.
+        """Returns wins of members over non-members, and comparisons, for pairs of training runs.
 
-        The first half of the training runs is paired with the second. Members of either meet
-        non-members of the other, and ties are half a win. Both are float64 [pairs].
+        The first half of the training runs is paired with the second. Members of either run are
+        compared with non-members of the other, and ties are half a win. Both are float64 [pairs].
         """
         half = len(self.scores) // 2
         totals = np.zeros((2, half))
         for pair in range(half):
             for run in (pair, half + pair):
                 partner = half + 2 * pair - run
-                inside = self._ordered[run][self.members[run]]
-                outside = self._ordered[partner][~self.members[partner]]
+                inside = self._without_nan[run][self.members[run]]
+                outside = self._without_nan[partner][~self.members[partner]]
                 totals[:, pair] += _wins(inside, outside)
         return totals[0], totals[1]
 
@@ -313,7 +318,7 @@ class _Population:
 
     @classmethod
     def from_scores(cls, scores: Scores, chosen: Members) -> "_Population":
-        """Takes the scores for which `chosen` is true, highest first; both are [runs, records]."""
+        """Sorts the scores for which `chosen` is true, highest first; both are [runs, records]."""
         negated = -scores[chosen]
         order = np.argsort(negated, kind="stable")
         sizes = chosen.sum(axis=1)
@@ -345,24 +350,27 @@ class _Population:
         return hits.astype(float)
 
     def most_below(self, rate: float, alpha: float) -> int:
-        """Returns the largest number of highest scores that is surely less than a share `rate`.
+        """Returns the largest k for which the k highest scores are certainly less than `rate`.
 
-        It is -1 if not even 0 scores surely are; `alpha` is the error of "surely".
+        Their expected share over training runs is below `rate` if a lower bound on the share of all
+        other scores, at error `alpha`, is above 1 - `rate`. Returns -1 if that is not certain even
+        for k = 0.
         """
 
-        def may_reach(k: int) -> bool:
-            """Returns whether k scores may be the share: others are not surely above 1 - rate."""
-            remaining = self.sizes - self.hits(k)
-            return not self.exceeds(remaining, 1 - rate, alpha)
+        def may_be_at_least_rate(k: int) -> bool:
+            """Returns whether the k highest scores may be a share of `rate` or more."""
+            hits_of_others = self.sizes - self.hits(k)
+            return not self.exceeds(hits_of_others, 1 - rate, alpha)
 
-        return first_where(may_reach, self.n) - 1
+        # The condition holds from some k on: the one before is the largest certain k.
+        return first_where(may_be_at_least_rate, self.n) - 1
 
     def fewest_above(self, rate: float, alpha: float) -> int:
-        """Returns the smallest number of highest scores that is surely more than a share `rate`.
+        """Returns the smallest k for which the k highest scores are certainly more than `rate`.
 
-        It is `n` + 1 if not even all are; `alpha` is the error of "surely".
+        Their expected share over training runs is above `rate` if a lower bound on it, at error
+        `alpha`, is. Returns n + 1 if that is not certain even for all scores.
         """
-
         return first_where(lambda k: self.exceeds(self.hits(k), rate, alpha), self.n + 1)
 
     def exceeds(self, hits: Floats, rate: float, alpha: float) -> bool:
@@ -391,22 +399,26 @@ class _Population:
 
 
 def _wins(inside: Scores, outside: Scores) -> tuple[float, int]:
-    """Counts pairs whose score of `inside` is above that of `outside` (ties by half), and pairs."""
+    """Counts wins, pairs with the score of `inside` above that of `outside`, and all pairs.
+
+    A tie is half a win.
+    """
     below = _midranks(np.sort(outside), inside)
     return float(below.sum()), len(inside) * len(outside)
 
 
 def _midranks(ordered: Scores, queries: Scores) -> Floats:
-    """Returns how many sorted values are before each query, ties by half, float64 [queries]."""
+    """Counts the sorted values below each query, equal ones half; float64 [queries]."""
     before = np.searchsorted(ordered, queries, "left")
     up_to = np.searchsorted(ordered, queries, "right")
     return (before + up_to) / 2
 
 
 def _independent_levels(alpha: float) -> list[tuple[float, float]]:
-    """Returns pairs of levels for two independent errors: any pair errs with `alpha` at most.
+    """Returns pairs of levels for two independent errors, not all of which err at once.
 
-    In standard normal units, the pairs lie on a quarter of a circle, whose radius is solved for.
+    A pair errs if either of its two errors happens; all pairs err with probability `alpha`. In
+    standard normal units, the pairs lie on a quarter of a circle, whose radius is solved for.
     """
 
     def levels(radius: float) -> tuple[Floats, Floats]:
@@ -416,10 +428,10 @@ def _independent_levels(alpha: float) -> list[tuple[float, float]]:
         return first, second
 
     def excess(radius: float) -> float:
-        """Returns the chance that some pair has either error, less `alpha`."""
+        """Returns the probability that every pair has either error, less `alpha`."""
         first, second = levels(radius)  # first rises, second falls
-        # While the first p-value is between two levels, the second one must be below the level that
-        # goes with the lower of the two.
+        # If the first p-value is between two levels, all pairs err if the second one is below the
+        # level that belongs to the lower of the two.
         between = np.diff(first, append=1.0)
         return float(first[0] + between @ second) - alpha
 
@@ -434,7 +446,7 @@ def sentence(
     confidence: float,
     claim: Curve | None,
 ) -> str:
-    """Puts a TPR in words, for 1,000 members.
+    """Returns a sentence that states a TPR for 1,000 members.
 
     Args:
         fpr: false-positive rate, in (0, 1).

@@ -1,9 +1,9 @@
 """Bounds by training runs of several canaries: a run has an outcome A in [0, 1].
 
-The mean of A, the share of its canaries that were guessed correctly, is at most the best guessing
-accuracy, Φ(μ/2) for a Gaussian trade-off function, whatever the dependence inside the run. To pool
-the canaries of a run as if they were independent trials is not valid: it errs in 30 to 50 % of
-audits if they are dependent.
+A is the share of its canaries that were guessed correctly. Its mean is at most the best guessing
+accuracy, Φ(μ/2) for a Gaussian trade-off function, however the canaries of a run depend on each
+other. To pool them as if they were independent trials is not valid: if they are dependent, the
+bound is wrong in 30 to 50 % of audits.
 """
 
 import math
@@ -23,8 +23,9 @@ WARMUP = 20  # scores that only set the first threshold
 class RunAccuracies:
     """Outcomes of training runs, in their order.
 
-    The threshold of a run depends on the runs before it, as in `GuessCounter`; runs before `WARMUP`
-    scores of both worlds are skipped. A run without output has the outcome 0.
+    The threshold of a run depends on the runs before it, as in `GuessCounter`. The first runs are
+    skipped, until there are `WARMUP` scores, and some of either world. A run without output has the
+    outcome 0.
     """
 
     def __init__(self, canaries: int) -> None:
@@ -33,9 +34,9 @@ class RunAccuracies:
             raise ValueError(f"canaries must be at least 1, got {canaries}")
         self.canaries = canaries
         self.counter = GuessCounter(WARMUP)
-        self.skipped = 0  # runs without an outcome
+        self.skipped = 0  # number of runs without an outcome
         self._shares: list[Floats] = []  # outcomes so far, in parts
-        # Scores, bits and whether there was an output, of a run that is not complete yet.
+        # Of a run that is not complete yet: scores, bits, and whether each trial gave an output.
         self._pending = (np.empty(0), np.empty(0, bool), np.empty(0, bool))
 
     def fold(
@@ -52,14 +53,14 @@ class RunAccuracies:
             ran: whether the trials gave an output.
         """
         new = (scores, members, np.full(len(scores), ran))
-        values, bits, has_score = (
+        values, bits, has_output = (
             np.concatenate(parts) for parts in zip(self._pending, new, strict=True)
         )
         end = len(values) // self.canaries * self.canaries
-        self._pending = (values[end:], bits[end:], has_score[end:])
-        by_run = has_score[:end].reshape(-1, self.canaries)
-        complete = np.asarray(by_run.all(axis=1))
-        for runs, have_output in stretches_of_equal(complete):
+        self._pending = (values[end:], bits[end:], has_output[end:])
+        by_run = has_output[:end].reshape(-1, self.canaries)
+        runs_ran = np.asarray(by_run.all(axis=1))  # one trial without output makes its run fail
+        for runs, have_output in stretches_of_equal(runs_ran):
             first = runs.start * self.canaries
             end = runs.stop * self.canaries
             self._add(values[first:end], bits[first:end], have_output)
@@ -70,10 +71,10 @@ class RunAccuracies:
         Args:
             scores: float64 [runs · canaries].
             members: the secret bits, of the same shape.
-            ran: whether they gave an output; without, they have the outcome 0.
+            ran: whether they gave an output; if not, they have the outcome 0.
         """
         starts = np.arange(0, len(scores), self.canaries)
-        counted = self.counter.trials + starts >= WARMUP  # runs that are not skipped
+        counted = self.counter.trials + starts >= WARMUP  # whether each run has an outcome
         shares = np.zeros(len(starts))
         if ran:
             guessed, correct = self.counter.fold(scores, members, self.canaries)
@@ -91,7 +92,7 @@ class RunAccuracies:
 
     def outcomes(self) -> Floats:
         """Returns the outcomes so far, float64 [runs that are not skipped]."""
-        # Joins the parts, so that the next call need not; the empty array makes one if none exists.
+        # Joins the parts once for later calls; `concatenate` needs one array at least.
         self._shares = [np.concatenate([*self._shares, np.empty(0)])]
         return self._shares[0]
 
@@ -123,7 +124,7 @@ class SeveralCanaries(ThroughCurve):
         self._runs.fold(scores, members, ran=False)
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """Returns the estimate at δ; the bound on the mean accuracy is kept for other δ."""
+        """Bounds ε at δ by the mean accuracy, whose bound is saved for other δ."""
         runs = self._runs
         alpha = 1 - confidence
         if self._last_bound[:2] != (runs.trials, alpha):

@@ -13,14 +13,15 @@ Independent training runs with one bit each, where guesses are chosen by bits th
 then excluded (`unmasking`), have a tighter bound. An (ε, δ)-DP run is a post-processing of
 randomised response that reveals its bit with probability δ and otherwise is correct with
 probability p = e^ε / (1 + e^ε) (Kairouz, Oh, Viswanath 2015). Given all of these responses the bits
-are independent. So however the r trials to guess, and the guesses, were chosen from outputs and
-from excluded bits: those with a revealed bit, K ≤ k, are surely correct, and the others are correct
-like Bin(r - K, p) or less. Of R trials K ~ Bin(R, δ) exceeds k with some probability β, and
+are independent. So, however the r trials to guess and the guesses were chosen from outputs and
+excluded bits, guesses with a revealed bit are certainly correct, say K of them, and the number of
+correct ones among the others is stochastically at most Bin(r - K, p). Of R trials, K ~ Bin(R, δ)
+exceeds k with some probability β, and
 
     P[v or more of r right] ≤ P[Bin(r - k, p) ≥ v - k] + β    for every r at once.
 
-Canaries of one run may fail together, which is why Theorem 3.1 needs 2 m δ in place of β. To
-average over K would be tighter, and wrong if the number of guesses depends on outputs.
+Canaries of one run may fail together, which is why Theorem 3.1 needs 2 m δ in place of β. An
+average over K would be tighter, but wrong if the number of guesses depends on outputs.
 """
 
 import functools
@@ -44,7 +45,8 @@ from .lower_bound import Estimate, Status
 from .trial_log import Logged
 from .unmasking import Judged, Masks, first_trials
 
-Lower = Callable[[int, int, int, float], float]  # a bound by guesses on one training run
+# Bound on one training run by correct guesses, guesses, canaries and confidence.
+Lower = Callable[[int, int, int, float], float]
 SHARES = (1.0, 0.5, 0.2, 0.1, 0.05)  # shares of canaries that are guessed, if no number is fixed
 LARGEST = 200.0  # above any ε that a run could refute
 _PRECISION = 1e-10  # precision of bounds, relative above 1
@@ -95,27 +97,27 @@ class Canaries(Logged):
         total = len(scores)
         # Pairs (k+, k-) of numbers of guesses "in" and "out" that are tried.
         if isinstance(self.guesses, tuple):
-            kinds = [self.guesses]
+            pairs = [self.guesses]
         else:
             numbers = {math.ceil(share * total) for share in SHARES}
             if self.guesses:
                 numbers = {min(self.guesses, total)}
-            kinds = [balanced(scores, number) for number in sorted(numbers) if number > 0]
-        counts = [hits_of(scores, members, *pair) for pair in kinds]  # correct guesses, guesses
-        split = 1 - (1 - confidence) / max(len(counts), 1)
-        return max((lower(*pair, total, split) for pair in counts), default=0.0)
+            pairs = [balanced(scores, number) for number in sorted(numbers) if number > 0]
+        counts = [hits_of(scores, members, *pair) for pair in pairs]  # correct guesses, guesses
+        confidence_each = 1 - (1 - confidence) / max(len(counts), 1)
+        return max((lower(*count, total, confidence_each) for count in counts), default=0.0)
 
     @property
     def fixed(self) -> int:
-        """Number of guesses; 0 if it is not fixed."""
+        """Number of guesses of both kinds; 0 if it is not fixed."""
         return sum(self.guesses) if isinstance(self.guesses, tuple) else self.guesses
 
     def _masks(self) -> tuple[Masks, int, int]:
-        """Masks the bits of trials with an output, but for the first ones, which are revealed.
+        """Masks the bits of trials with an output, except those of the first trials.
 
         Returns:
-            The masked trials; of the trials after the first ones, how many failed, and how many
-            there are.
+            The trials with an output; then, for the trials after the first ones, how many of them
+            failed, and how many there are.
         """
         scores, members = self._log.arrays()
         failed = np.isnan(scores)
@@ -140,7 +142,7 @@ class OneRun(Canaries, Estimator):
     one_run = True
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """Bounds ε by the surest guesses, of independent training runs or of canaries."""
+        """Bounds ε by the surest guesses on independent training runs, or on canaries of one."""
         trials = len(self._log)
         level = (delta, confidence)
         if self.independent:
@@ -149,9 +151,9 @@ class OneRun(Canaries, Estimator):
             epsilon = independent_epsilon_lower(*counts, *level)
             return self._estimate(epsilon, math.nan, level, trials, guessed.threshold)
 
-        def lower(correct: int, guesses: int, canaries: int, split: float) -> float:
-            """Returns the bound at this δ, as `_of_one_training` calls it."""
-            return epsilon_lower(correct, guesses, canaries, delta, split)
+        def lower(correct: int, guesses: int, canaries: int, confidence: float) -> float:
+            """Returns the bound at this δ, in the form of `_of_one_training`."""
+            return epsilon_lower(correct, guesses, canaries, delta, confidence)
 
         epsilon = self._of_one_training(lower, confidence)
         return self._estimate(epsilon, math.nan, level, trials)
@@ -161,11 +163,14 @@ class OneRun(Canaries, Estimator):
         delta: float,
         alpha: float,
     ) -> tuple[Judged, int]:
-        """Returns guesses on independent runs, failed ones included, and how many may be guessed.
+        """Guesses independent training runs; failed ones count as wrong guesses.
 
         Args:
             delta: δ of the bound.
             alpha: error probability of the bound.
+
+        Returns:
+            The guesses, and the number of trials that could have been guessed.
         """
         masks, failed, trials = self._masks()
         if self.fixed:
@@ -177,7 +182,10 @@ class OneRun(Canaries, Estimator):
 
 
 def balanced(scores: Scores, guesses: int) -> tuple[int, int]:
-    """Divides guesses: "in" on scores that are not finite; of the others, half "in", half "out"."""
+    """Divides a number of guesses into guesses "in" and "out"; returns both numbers.
+
+    Scores that are not finite are guessed "in", and wrong; of the other guesses, half are "in".
+    """
     diverged = int(np.count_nonzero(~np.isfinite(scores)))
     wrong = min(diverged, guesses)
     above = wrong + (guesses - wrong + 1) // 2  # an odd number has one more "in"
@@ -190,7 +198,7 @@ def hits_of(
     positive: int,
     negative: int,
 ) -> tuple[int, int]:
-    """Returns the numbers of correct guesses and of guesses (Algorithm 1).
+    """Returns the number of correct guesses, and that of all guesses (Algorithm 1).
 
     Args:
         scores: float64 [m]; those that are not finite are guessed first, and wrong.
@@ -220,28 +228,29 @@ def epsilon_lower(
     Args:
         correct: number of correct guesses.
         guesses: number of guesses, made from the run's output alone.
-        canaries: those with a random bit, guessed or not.
+        canaries: number of canaries with a random bit, guessed or not.
         delta: δ, in [0, 1].
         confidence: confidence of the bound, in (0, 1).
     """
     in_unit("confidence", confidence)
     check_counts(correct, guesses, canaries, delta)
-    level = 1 - confidence
 
-    return largest_refuted(
-        lambda epsilon: p_value(correct, guesses, canaries, epsilon, delta) < level, LARGEST
-    )
+    def is_refuted(epsilon: float) -> bool:
+        """Returns whether so many correct guesses refute (ε, δ)-DP."""
+        return p_value(correct, guesses, canaries, epsilon, delta) < 1 - confidence
+
+    return largest_refuted(is_refuted, LARGEST)
 
 
 def largest_refuted(
     refuted: Callable[[float], bool],
     largest: float,
 ) -> float:
-    """Returns the least number that is not refuted, by doubling from 1 and bisection.
+    """Returns the last number that is refuted, by doubling from 1 and bisection; 0 if none is.
 
     Args:
-        refuted: true below the returned number, false above.
-        largest: no number above is tried; 0 is returned if 0 is not refuted.
+        refuted: whether a number of at least 0 is refuted; true up to some number, false above.
+        largest: numbers are doubled only up to this one.
     """
     if not refuted(0.0):
         return 0.0
@@ -269,7 +278,7 @@ def p_value(
     Args:
         correct: number of correct guesses.
         guesses: number of guesses, made from the run's output alone.
-        canaries: those with a random bit, guessed or not.
+        canaries: number of canaries with a random bit, guessed or not.
         epsilon: at least 0.
         delta: δ, in [0, 1].
     """
@@ -313,7 +322,10 @@ def _largest_mean(correct: int, guesses: int, epsilon: float) -> float:
 
 @functools.lru_cache
 def _log_ratios(correct: int, guesses: int) -> Floats:
-    """Returns log pmf(v - 1 - i) - log pmf(v - 1) at ε = 0, to ten deviations below r/2."""
+    """Returns log pmf(v - 1 - i) - log pmf(v - 1) at ε = 0, [i], to ten deviations below r/2.
+
+    Arguments are those of `_largest_mean`. At another ε, i ε is to be subtracted.
+    """
     # A standard deviation of Bin(r, 1/2) is √r / 2; for small r, 64 more entries cost nothing.
     reach = max(correct - guesses // 2, 0) + 5 * math.isqrt(guesses) + 64
     last = max(correct - 1 - reach, 0)
@@ -339,7 +351,7 @@ def independent_epsilon_lower(
     revealed, spent_alpha = most_revealed(trials, delta, 1 - confidence)
     if correct <= revealed:
         return 0.0
-    # All revealed bits count as correct guesses; the others are correct with a rate below
+    # All revealed bits count as correct guesses; the others are correct with a rate of at most
     # e^ε / (1 + e^ε), whose inverse is the logit.
     alpha = 1 - confidence - spent_alpha
     rate = clopper_pearson_lower(correct - revealed, guesses - revealed, alpha)
@@ -351,7 +363,7 @@ def most_revealed(
     delta: float,
     alpha: float,
 ) -> tuple[int, float]:
-    """Returns k and β: Bin(trials, δ) exceeds k with probability β, at most `alpha` / 20.
+    """Returns the least k that Bin(trials, δ) exceeds with a probability β ≤ `alpha` / 20, and β.
 
     Args:
         trials: training runs, each of which reveals its bit with probability δ.

@@ -10,10 +10,10 @@ the mean, a factor is 1 / q at most. So under (ε, δ)-DP, for every i ≥ 0,
 
     P[wealth ≥ q^-i / a] ≤ a + m δ / (i + 1).
 
-c is the probability that a mixture of logistic curves gives, weighted by their likelihood on
+c is the probability of the guess by a mixture of logistic curves, weighted by their likelihood on
 earlier bits: no number of guesses is to be set, and scores may be informative at one end only.
-Values of ε are tested from 0 up, on a fixed grid, until one is not refuted; so no test needs a part
-of the error.
+Values of ε are tested from 0 up, on a fixed grid, until one is not refuted, so that no test needs a
+part of the error.
 """
 
 import functools
@@ -28,16 +28,17 @@ from .error_rates import Floats
 from .lower_bound import Estimate, Status
 from .trial_log import Logged
 
-LARGEST = 20.0  # the largest log odds, and ε
-STEP = 1e-3  # from one ε that is tested to the next
+LARGEST = 20.0  # largest log odds of a guess, and largest ε that is tested
+STEP = 1e-3  # distance between values of ε that are tested
 GRID = np.arange(0, LARGEST, STEP)  # grid of ε
-# Curves of the mixture have log odds that are linear in the normal quantile of a score: with these
-# slopes, 0 at these centres, or 0 on one side of these starts.
+# Curves of the mixture have log odds that are linear in the normal quantile of a score, with these
+# slopes. They are 0 at one of the centres, or on one side of one of the starts.
 _SLOPES = 0.1 * 2.0 ** np.arange(0, 8.5, 0.5)
 _CENTRES = (-0.5, -0.25, 0.0, 0.25, 0.5)
 _STARTS = (0.0, 0.5, 1.0, 1.5, 2.0)
 _BLOCK = 4096  # canaries in one step of the computation: 8 MiB
-_LEAKS = np.unique(np.geomspace(1, 4096, 64).astype(np.int64)) - 1  # values of i that are tried
+# Values of i, numbers of revealed bits, at which the module's inequality is used.
+_LEAKS = np.unique(np.geomspace(1, 4096, 64).astype(np.int64)) - 1
 
 
 @dataclass
@@ -58,7 +59,7 @@ class OneRunAdaptive(Logged, Estimator):
     learns = True  # each canary is guessed by the bits of the canaries before it
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """Bounds ε by bets on all canaries, at odds that earlier bits have taught."""
+        """Bounds ε by bets on all canaries, at odds that are fitted to earlier bits."""
         scores, members = self._log.arrays()
         ran = ~np.isnan(scores)
         failed = len(scores) - int(ran.sum())
@@ -71,10 +72,10 @@ class OneRunAdaptive(Logged, Estimator):
 
 
 def predict(scores: Scores, members: Members) -> Floats:
-    """Predicts each canary's bit by the ranks of all scores and the bits before.
+    """Predicts each canary's bit by the ranks of all scores and by earlier bits.
 
     Args:
-        scores: float64 [m]; those that are not finite have no prediction.
+        scores: float64 [m]; for those that are not finite, the odds are even.
         members: the secret bits, bool [m].
 
     Returns:
@@ -85,16 +86,16 @@ def predict(scores: Scores, members: Members) -> Floats:
     n = len(finite)
     values = scores[finite]
     _, ranks, counts = np.unique(values, return_inverse=True, return_counts=True)
-    below = np.cumsum(counts) - counts / 2  # equal scores have one quantile, in their middle
-    quantiles = ndtri(below[ranks] / n)
+    middle_ranks = np.cumsum(counts) - counts / 2  # equal scores share one
+    quantiles = ndtri(middle_ranks[ranks] / n)
     signs = np.where(members[finite], 1.0, -1.0)
-    # Log weights of the curves, by the canaries so far.
+    # Log likelihood of each curve on the bits so far.
     log_weights = np.zeros(_curves(np.zeros(1)).shape)
     for first in range(0, n, _BLOCK):
         block = slice(first, first + _BLOCK)
         curves = _curves(quantiles[block])
-        gains = log_expit(signs[block, None] * curves)
-        before = log_weights + np.cumsum(gains, axis=0) - gains  # weights before each canary
+        gains = log_expit(signs[block, None] * curves)  # log probability of the true bit
+        before = log_weights + np.cumsum(gains, axis=0) - gains  # log weights before each canary
         inside = logsumexp(before + log_expit(curves), axis=1)
         outside = logsumexp(before + log_expit(-curves), axis=1)
         odds[finite[block]] = inside - outside
@@ -140,7 +141,7 @@ class Evidence:
 
     @classmethod
     def from_odds(cls, odds: Floats, members: Members, failed: int) -> "Evidence":
-        """Guesses bits by predicted odds, and sorts the canaries by how sure the guess is.
+        """Guesses bits by predicted odds, and sorts the canaries by the odds of their guess.
 
         Args:
             odds: log odds of "in", float64 [m].
@@ -187,7 +188,7 @@ class Evidence:
 
 
 def _sums_from(values: Floats | Members) -> Floats:
-    """Returns the sums of each element and all behind it, and a 0 at the end: [n + 1]."""
+    """Returns the sum of each element and all behind it, and a 0 at the end: [n + 1]."""
     sums = np.cumsum(values[::-1])[::-1]
     return np.concatenate([sums, [0]])
 
@@ -196,8 +197,8 @@ def _sums_from(values: Floats | Members) -> Floats:
 def refuting_log_wealth(canaries: int, delta: float, alpha: float) -> Floats:
     """Returns the log wealth that refutes each ε of the grid, float64 [GRID].
 
-    It is the least over i of -log(a) - i log(q), where a + mδ / (i + 1) = α. Arguments are those of
-    `Evidence.largest_refuted`.
+    It is the least over i of -log(a) - i log(q), where a + m δ / (i + 1) = α, by the inequality of
+    the module; infinite where no a is above 0. Arguments are those of `Evidence.largest_refuted`.
     """
     remaining = alpha - canaries * delta / (_LEAKS + 1)
     with np.errstate(divide="ignore"):

@@ -1,9 +1,10 @@
 """Bounds on μ from bits guessed simultaneously: canaries of one training run, or many runs.
 
 One run (Mahloujifar, Melis, Chaudhuri 2025, Algorithm 3, for two choices per canary): for a
-candidate μ, the number of correct guesses is followed downwards from the observed v. ρ and η bound
+candidate μ, the number of correct guesses goes down from the observed v, one by one. ρ and η bound
 the mass of "correct" and "wrong" at or above each count, and the blow-up g(x) = Φ(Φ⁻¹(x) - μ) of
-μ-GDP determines how fast they must shrink. A μ whose masses exceed r / m is refuted.
+μ-GDP determines how fast they grow. A μ whose masses exceed r / m, of r guesses on m canaries, is
+refuted.
 
 Independent runs with one bit each do not interfere: the r most confident of m guesses err like r
 samples beyond the (r + 1)-th most extreme of m samples from the worst pair of distributions (Xiang
@@ -40,7 +41,7 @@ def mu_lower(
     Args:
         correct: number of correct guesses.
         guesses: number of guesses, made from the run's output alone.
-        canaries: those with a random bit, guessed or not.
+        canaries: number of canaries with a random bit, guessed or not.
         confidence: confidence of the bound, in (0, 1).
     """
     in_unit("confidence", confidence)
@@ -49,7 +50,7 @@ def mu_lower(
         return 0.0
 
     return largest_refuted(
-        lambda mu: _refuted(mu, correct, guesses, canaries, 1 - confidence), _LARGEST_MU
+        lambda mu: _is_refuted(mu, correct, guesses, canaries, 1 - confidence), _LARGEST_MU
     )
 
 
@@ -77,17 +78,20 @@ class OneRunFdp(Canaries, Estimator):
         return self._estimate(epsilon, mu, (delta, confidence), total, threshold)
 
     def _independent(self, confidence: float) -> tuple[float, float]:
-        """Returns a bound on μ from runs of one canary each, and the threshold of guesses."""
+        """Returns a bound on μ from runs of one canary each, and the lowest score guessed "in".
+
+        They are 0 and NaN if more trials failed than are to be guessed.
+        """
         masks, failed, trials = self._masks()
         guesses = min(self.fixed or math.ceil(SHARE * trials), trials)
         made = masks.fixed(guesses - failed)  # none if that is negative
         if made.guesses + failed != guesses:
-            return 0.0, math.nan  # more trials failed than were to be guessed
+            return 0.0, math.nan
         mu = gaussian_mu(made.right, guesses, trials, confidence) if guesses else 0.0
         return mu, made.threshold
 
 
-def _refuted(
+def _is_refuted(
     mu: float,
     correct: int,
     guesses: int,
@@ -100,8 +104,8 @@ def _refuted(
         mu: the candidate.
         correct: number of correct guesses, from which the masses are followed down to 0.
         guesses: number of guesses.
-        canaries: those with a random bit, guessed or not.
-        level: error probability, the mass at `correct` that the masses start from.
+        canaries: number of canaries with a random bit, guessed or not.
+        level: error probability: that of `correct` or more correct guesses.
     """
     rho = level * correct / canaries
     eta = level * (guesses - correct) / canaries
@@ -114,7 +118,7 @@ def _refuted(
         rho = min(1.0, rho + growth)
         eta = blow_up
         if rho + eta > limit:
-            return True  # both only grow
+            return True  # their sum only grows
     return rho + eta > limit and not math.isnan(rho)
 
 
@@ -129,16 +133,17 @@ def gaussian_p_value(
     Args:
         mistakes: largest number of wrong guesses.
         guesses: number of guesses, fixed beforehand.
-        canaries: those with a random bit, guessed or not.
-        mu: each canary is μ-GDP.
+        canaries: number of canaries with a random bit, guessed or not.
+        mu: μ, the GDP parameter of each canary.
     """
     check_counts(mistakes, guesses, canaries)
     nonnegative("mu", mu)
     if guesses == canaries:
         return float(bdtr(mistakes, guesses, ndtr(-mu / 2)))
-    # Mass beyond the (r + 1)-th largest |score| of N(±μ/2, 1), at Gauss-Legendre quantiles.
+    # Probability beyond the (r + 1)-th largest |score| of N(±μ/2, 1), at Gauss-Legendre quantiles.
     nodes, weights = _quadrature()
     mass = betaincinv(guesses + 1, canaries - guesses, (nodes + 1) / 2)
+    # Bisects the |score| with this probability beyond it.
     low = np.zeros_like(mass)
     high = np.full_like(mass, mu / 2 + 40.0)  # beyond 40 standard deviations lies no mass
     for _ in range(60):  # bisection to the last bits
@@ -147,11 +152,11 @@ def gaussian_p_value(
         below = mass_beyond > mass
         low = np.where(below, middle, low)
         high = np.where(below, high, middle)
-    rates = ndtr(-(low + high) / 2 - mu / 2) / mass
+    rates = ndtr(-(low + high) / 2 - mu / 2) / mass  # of mistakes among guesses beyond it
     return float(bdtr(mistakes, guesses, rates) @ weights) / 2
 
 
-@functools.cache  # 3 ms, for each of hundreds of μ
+@functools.cache  # takes 3 ms, and is needed for each of hundreds of μ
 def _quadrature() -> tuple[Floats, Floats]:
     """Returns nodes and weights of the Gauss-Legendre rule on [-1, 1], float64 [_NODES] each."""
     return np.polynomial.legendre.leggauss(_NODES)
@@ -172,7 +177,7 @@ def gaussian_mu(
     check_counts(correct, guesses, canaries)
 
     def excess(mu: float) -> float:
-        """Returns the error of the bound, less the p-value against μ: above 0 if it is refuted."""
+        """Returns the error of the bound, less the p-value against μ: above 0 if μ is refuted."""
         return (1 - confidence) - gaussian_p_value(guesses - correct, guesses, canaries, mu)
 
     return last_refuted(excess, most=_LARGEST_MU, xtol=1e-10)

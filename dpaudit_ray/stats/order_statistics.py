@@ -10,16 +10,16 @@ the bits; X_i is sampled from N(±μ/2, 1), and bit i is the sign. Then
 2.  given these, the bits are independent, and a guess of bit i is wrong with chance at least
     1 / (1 + exp(μ |X_i|)), so the mistakes are stochastically at least those of the rule that
     guesses the r largest |X_i| by their signs: a sum of independent coins rises with each chance;
-3.  the mistakes of that rule have the law of `gaussian_p_value`.
+3.  the mistakes of that rule have the distribution of `gaussian_p_value`.
 
-So r has to be fixed before any score is observed, and nothing else about the rule matters: ties, a
-reversed order, numbers in common to all scores.
+So r has to be fixed before any score is observed, and nothing else about the rule matters: not
+ties, nor a reversed order, nor a term that all scores share.
 
-Where r is not fixed, all m canaries are guessed, and a mistake costs more the surer its guess: by
+If r is not fixed, all m canaries are guessed, and a mistake costs more the surer its guess: by
 `ranking.Weights`, which fall with the rank. Given the X_i, exchanging two guesses so that the one
-with the larger probability of a mistake gets the smaller weight moves the sum of costs down. So by
-1 and 2 it is stochastically at least that of guesses by the order of |X_i|, whose distribution
-`ranking` computes.
+with the larger probability of a mistake gets the smaller weight makes the sum of costs smaller. So
+by 1 and 2 this sum is stochastically at least that of guesses by the order of |X_i|, whose
+distribution `ranking` computes.
 
 If T is not a function of such X_i, the bound may be wrong: two canaries with the same noise err
 together. If the mechanism guarantees it (`Mechanism.independent_canaries`), μ is certified;

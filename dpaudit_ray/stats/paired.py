@@ -6,12 +6,12 @@ Both runs of a pair have the same noise, batches and augmentations; one has the 
     A = (φ(score with the canary) + 1 - φ(score without it)) / 2
 
 has a mean of at most the best guessing accuracy, Φ(μ/2) for a Gaussian trade-off function, however
-dependent the two scores are: φ is the probability of guessing "in", so A is the accuracy of these
-guesses in both worlds. Noise that both runs share cancels in A, and bets adapt to its spread
-(`e_process`).
+the two scores depend on each other: φ is the probability of guessing "in", so A is the accuracy of
+these guesses in both worlds. Noise that both runs share cancels in A, and bets adapt to the spread
+of A (`e_process`).
 
 Scores are replaced by their ranks among earlier ones, so a rising map of all scores changes no
-bound, and one that falls hardly any.
+bound, and a falling one hardly any.
 """
 
 from dataclasses import dataclass, replace
@@ -25,17 +25,17 @@ from .lower_bound import Status
 from .multi_canary import WARMUP, RunAccuracies, SeveralCanaries
 from .trial_log import Diverged, TrialLog
 
-# Width of a ramp in standard deviations of scores; bounds at ε = .5 to 8 change by 4 % if it is .5
-# or 1.25.
+# Width of a ramp in standard deviations of scores. With 0.5 or 1.25, bounds at ε = 0.5 to 8 would
+# change by 4 %.
 _WIDTH = 0.75
-_SURE = 100.0  # normal quantile in place of an infinite one
+_BEYOND_ALL = 100.0  # normal quantile of a score that is above all others
 
 
 class PairOutcomes(RunAccuracies):
-    """Outcomes A of pairs, in their order; a pair with a run without output has 0.
+    """Outcomes A of pairs, in their order; a pair has 0 if one of its runs has no output.
 
-    A pair is `canaries` trials in a row, its second half with the opposite bits of the first. The
-    ramp is fitted to all earlier pairs whenever their number has doubled.
+    A pair has `canaries` trials in a row; those of the second run have the opposite bits of those
+    of the first. The ramp is fitted to all earlier pairs whenever their number has doubled.
     """
 
     def __init__(self, canaries: int) -> None:
@@ -49,12 +49,12 @@ class PairOutcomes(RunAccuracies):
         self._next_fit = -(-WARMUP // canaries) * canaries
 
     def _add(self, scores: Scores, members: Members, ran: bool) -> None:
-        """Adds complete pairs, in parts: a ramp is fitted after twice as many trials as the last.
+        """Adds complete pairs in parts: after each part a ramp is fitted, if that is due.
 
         Args:
             scores: float64 [pairs · trials of a pair].
             members: the secret bits, of the same shape.
-            ran: whether they gave an output.
+            ran: whether all of them gave an output.
 
         Raises:
             ValueError: a canary is in both runs of a pair, or in neither.
@@ -74,7 +74,7 @@ class PairOutcomes(RunAccuracies):
                 self._next_fit *= 2
 
     def _add_part(self, scores: Scores, members: Members, ran: bool) -> None:
-        """Adds each pair's share of correct guesses, 0 if it failed; skips pairs before a ramp.
+        """Adds the outcome of each pair by the current ramp; skips pairs before the first ramp.
 
         Arguments are those of `_add`.
         """
@@ -110,7 +110,7 @@ class _Ramp:
         """
         diverged = Diverged()
         diverged.fold(scores, members)
-        # Majority of diverged runs: 1 in, -1 out.
+        # World in which more runs diverged: 1 for in, -1 for out, 0 for neither.
         majority = np.sign(diverged.inside - diverged.outside)
         finite = np.isfinite(scores)
         inside = np.sort(scores[finite & members])
@@ -122,10 +122,15 @@ class _Ramp:
         return replace(ramp, sign=-1)
 
     def correct(self, scores: Scores, members: Members) -> Floats:
-        """Returns the probability that each guess is correct, float64 [n]."""
-        # If all runs of a world diverged so far, a finite score is evidence of the other one.
-        inside: Floats | float = -_SURE
-        outside: Floats | float = _SURE
+        """Returns the probability that a guess by the ramp is correct, for each score; float64 [n].
+
+        Args:
+            scores: float64 [n], not finite where diverged.
+            members: the secret bits, bool [n].
+        """
+        # If all earlier runs of a world diverged, a finite score is evidence of the other world.
+        inside: Floats | float = -_BEYOND_ALL
+        outside: Floats | float = _BEYOND_ALL
         if len(self.inside):
             inside = normal_scores(scores, self.inside)
         if len(self.outside):

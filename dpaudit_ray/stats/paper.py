@@ -1,9 +1,9 @@
 """Procedures of the papers, verbatim, so that their figures can be compared.
 
-They maximise over thresholds, or over numbers of guesses, on the scores that the bound is computed
-from. The nominal 5 % error was measured at 6 to 14 % for 1000 to 5000 trials; of 1000 one-run
-audits of randomised response at ε = 1 with 1000 canaries, δ = 0, 48 % exceeded the truth. So their
-status is `paper`, and supports no verdict.
+They maximise over thresholds, or over numbers of guesses, on the scores from which the bound is
+computed. Instead of the nominal 5 %, errors of 6 to 14 % were measured for 1000 to 5000 trials; of
+1000 one-run audits of randomised response at ε = 1 with 1000 canaries and δ = 0, 48 % exceeded the
+truth. So their status is `paper`, which supports no verdict.
 """
 
 import functools
@@ -25,7 +25,7 @@ _COUNTS_TRIED = 24  # numbers of guesses of each kind, in addition to 0
 
 @dataclass
 class _BestThreshold(Logged, Estimator):
-    """Base of the papers' bounds at the threshold that is best on the judged trials themselves."""
+    """Base of the papers' bounds, at the threshold that is best on the same trials."""
 
     status = Status.PAPER
     fair = False
@@ -37,7 +37,7 @@ class _BestThreshold(Logged, Estimator):
     ) -> tuple[float, float]:
         """Returns the largest bound over all thresholds, and its threshold.
 
-        No paper mentions diverged trials: they are errors at every threshold.
+        The papers do not mention diverged trials: here, they are errors at every threshold.
 
         Args:
             alpha: error probability at each threshold, half of which is for either error rate.
@@ -59,7 +59,7 @@ class PaperGdp(_BestThreshold):
     name = "paper-gdp"
 
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """Reads ε off the largest μ of all thresholds, as published."""
+        """Converts the largest μ of all thresholds to ε, as published."""
         level = delta, confidence
         mu, threshold = self._best(1 - confidence, mu_of_rates)
         epsilon = gdp.epsilon(max(mu, 0.0), delta)
@@ -123,13 +123,14 @@ def largest_of_pairs(
     rising = scores[finite][order]
     bits = members[finite][order]
     canaries = len(scores)
-    inside = np.concatenate([[0], np.cumsum(bits[::-1])])
-    outside = np.concatenate([[0], np.cumsum(~bits)])
+    # Correct guesses of "in" by the number of highest scores, and of "out" by that of lowest ones.
+    correct_in = np.concatenate([[0], np.cumsum(bits[::-1])])
+    correct_out = np.concatenate([[0], np.cumsum(~bits)])
     best = 0.0
     for above in _counts(rising[::-1]):
         for below in _counts(rising):
             guesses = int(above + below)
-            correct = int(inside[above] + outside[below])
+            correct = int(correct_in[above] + correct_out[below])
             if guesses > len(bits) or correct == 0:
                 continue
             # Pairs that do not refute the best ε so far are not solved.
@@ -139,9 +140,13 @@ def largest_of_pairs(
 
 
 def _counts(scores: Scores) -> NDArray[np.intp]:
-    """Returns 0 and some numbers of first scores, such that equal scores stay together."""
+    """Returns 0 and some numbers of first scores between which no equal scores are divided.
+
+    Args:
+        scores: sorted scores, float64 [n].
+    """
     n = len(scores)
-    # Numbers of scores after which a different score follows, or none.
+    # Numbers of first scores after which another value follows, or none.
     ends = np.flatnonzero(np.r_[np.diff(scores) != 0, n > 0]) + 1
     numbers = np.geomspace(1, max(n, 1), _COUNTS_TRIED).astype(int)
     last = np.searchsorted(ends, numbers, side="right") - 1

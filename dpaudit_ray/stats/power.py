@@ -19,7 +19,7 @@ _MOST_TRIALS = 10**9  # no design has more
 
 
 def largest_certifiable(trials: int, delta: float, confidence: float) -> float:
-    """Returns the ε that `accuracy` gives if no guess is wrong: its bound cannot be larger.
+    """Returns the bound on ε by `accuracy` if no guess is wrong: it cannot be larger.
 
     Args:
         trials: number of trials.
@@ -35,10 +35,10 @@ def largest_certifiable(trials: int, delta: float, confidence: float) -> float:
 def accuracy_power(
     epsilon: float, target: float, trials: int, delta: float, confidence: float
 ) -> float:
-    """Returns the probability that the accuracy bound reaches a target (Gaussian mechanism).
+    """Returns the probability that the accuracy bound on a Gaussian mechanism reaches a target.
 
     Args:
-        epsilon: the truth, at `delta`.
+        epsilon: true ε of the mechanism, at `delta`.
         target: the bound to reach, at `delta`.
         trials: number of trials.
         delta: δ, in (0, 1).
@@ -50,8 +50,8 @@ def accuracy_power(
     target_rate = _accuracy(target, delta)
 
     def reaches_target(hits: int) -> bool:
-        """Returns whether the bound by so many hits is the target, or above it."""
-        # L(k) ≥ rate exactly when k or more hits have probability at most alpha at that rate.
+        """Returns whether so many correct guesses give a bound of at least the target."""
+        # They do exactly if so many or more have probability at most alpha at the target's rate.
         return _at_least(hits, trials, target_rate) <= alpha
 
     needed = first_where(reaches_target, trials + 1)
@@ -63,13 +63,13 @@ def trials_needed(
 ) -> int:
     """Returns a number of trials with which the accuracy bound reaches (1 - within) ε.
 
-    Power is a saw-tooth in the number of trials: slightly fewer may do, and slightly more may just
-    fall short. The search ends within a thousandth of the number.
+    Power does not rise steadily with the number of trials: slightly fewer may be enough, and
+    slightly more may just be too few. The search ends within a thousandth of the number.
 
     Args:
-        epsilon: the truth at `delta`, above 0.
-        within: share of ε that the bound may lack, in (0, 1).
-        power: probability with which the bound reaches that, in (0, 1).
+        epsilon: true ε of the mechanism, at `delta`; above 0.
+        within: share of ε by which the bound may be smaller, in (0, 1).
+        power: probability that the bound is as large, in (0, 1).
         delta: δ, in (0, 1).
         confidence: confidence of the bound, in (0, 1).
 
@@ -77,7 +77,8 @@ def trials_needed(
         ValueError: An argument is invalid, or more than a billion trials are needed.
     """
     check_level(delta, confidence)
-    _check_plan(epsilon, within, power)
+    in_unit("within", within)
+    _check_plan(epsilon, power)
     target = (1 - within) * epsilon
     low, high = 0, 1
     while accuracy_power(epsilon, target, high, delta, confidence) < power:
@@ -99,18 +100,24 @@ def likely_bound(
     """Returns the ε that the accuracy bound reaches with probability `power`.
 
     Args:
-        epsilon: the truth at `delta`, above 0.
+        epsilon: true ε of the mechanism, at `delta`; above 0.
         trials: number of trials.
         power: probability of reaching the bound, in (0, 1).
         delta: δ, in (0, 1).
         confidence: confidence of the bound, in (0, 1).
     """
     check_level(delta, confidence)
-    _check_plan(epsilon, 0.5, power)
+    _check_plan(epsilon, power)
     rate = _accuracy(epsilon, delta)
-    hits = first_where(lambda count: _at_least(count + 1, trials, rate) < power, trials)
-    lower = cp_lower(hits, trials, 1 - confidence) if trials else 0.0
-    return float(gdp.epsilon(mu_from_accuracy(lower), delta))
+
+    def more_is_too_unlikely(hits: int) -> bool:
+        """Returns whether more than so many correct guesses have a probability below `power`."""
+        return _at_least(hits + 1, trials, rate) < power
+
+    # The most correct guesses that are reached with probability `power`.
+    hits = first_where(more_is_too_unlikely, trials)
+    accuracy_bound = cp_lower(hits, trials, 1 - confidence) if trials else 0.0
+    return float(gdp.epsilon(mu_from_accuracy(accuracy_bound), delta))
 
 
 def _accuracy(epsilon: float, delta: float) -> float:
@@ -127,9 +134,8 @@ def _at_least(hits: int, trials: int, rate: float) -> float:
     return float(special.betainc(hits, trials - hits + 1, rate))
 
 
-def _check_plan(epsilon: float, within: float, power: float) -> None:
-    """Raises ValueError for an ε that is not positive, and for shares outside of (0, 1)."""
+def _check_plan(epsilon: float, power: float) -> None:
+    """Raises ValueError unless ε is positive and finite, and the power in (0, 1)."""
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-    in_unit("within", within)
     in_unit("power", power)

@@ -1,7 +1,7 @@
 """The curve of μ along the ROC, in place of one number.
 
-It comes from a simultaneous band of the ROC (`error_rates`), so all points of the curve hold
-simultaneously, and none assumes a trade-off function. If it is Gaussian, μ is the same at every
+Its bounds come from a simultaneous band of the ROC (`error_rates`), so they hold at all points
+simultaneously, and none assumes a trade-off function. If that is Gaussian, μ is the same at every
 point.
 """
 
@@ -14,7 +14,7 @@ from .base import checked
 from .error_rates import Floats, in_unit, upper_rates
 from .threshold_rates import Worlds, mu_of_rates
 
-MOST = 20_000  # thresholds of a curve: any choice of them is valid, and no figure resolves more
+MOST = 20_000  # thresholds of a curve at most: any choice is valid, and no figure resolves more
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,16 @@ def mu_profile(
         scores: float [R], higher = more "in"; not finite if the run diverged.
         members: the secret bits, bool [R].
         confidence: confidence of the band, in (0, 1).
-        size: the same as in `upper_rates`.
+        size: number of trials of a world for which levels are computed, at least; see
+            `upper_rates`.
     """
     in_unit("confidence", confidence)
     worlds = Worlds.observed(*checked(scores, members))
     if min(worlds.sizes) == 0:
-        return MuProfile(*(np.empty(0) for _ in range(4)))
+        return MuProfile(*np.empty((4, 0)))
     thresholds = worlds.midpoints(MOST)[::-1]
     tail = (1 - confidence) / 4  # four one-sided bands: an upper and a lower one for either rate
-    # Rates of false positives and false negatives, and bounds on them.
+    # Rates of false positives and of false negatives, with their lower and upper bounds.
     rates, low, high = [], [], []
     for errors, n in zip(worlds.errors(thresholds), worlds.sizes, strict=True):
         upper = upper_rates(n, tail, size)
@@ -68,5 +69,5 @@ def mu_profile(
         low.append(np.maximum(1 - upper(n - errors), 0.0))
     with np.errstate(invalid="ignore"):
         mu = mu_of_rates(*rates)
-    mu = np.where(np.isnan(mu), 0.0, mu)
+    mu = np.where(np.isnan(mu), 0.0, mu)  # one rate is 0 and the other 1: no better than chance
     return MuProfile(rates[0], mu, lower=mu_of_rates(*high), upper=mu_of_rates(*low))

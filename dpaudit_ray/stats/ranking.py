@@ -6,15 +6,15 @@ All trials of a group are guessed and ranked by |score - centre|. A mistake at r
 Given the outputs of independent training runs, mistakes are independent. A claim bounds each run by
 a randomised response of random, open confidence (`curve`), of which its output is a noisy copy;
 given those answers, a guess errs with probability e_i or 1 - e_i ≥ e_i. Exchanging two weights so
-that the larger one falls to the smaller e moves the sum of the two down stochastically. So no
-guesses and no order, picked from outputs in any way, have a stochastically smaller sum than the
+that the larger one belongs to the smaller e makes their sum stochastically smaller. So no guesses
+and no order, chosen from outputs in any way, have a stochastically smaller sum than the
 surest-first order of the randomised responses themselves, and the distribution of that sum can be
 computed (after Xiang, Wang, Lin, Qiu 2025, who simulate it for one training run).
 
 Weights are whole numbers, so the distribution is the inverse Fourier transform of E[exp(-it sum)],
-which `_transform` computes from level to level without an error but that of floats. Large groups
-take `_linear`: ranks and levels part at fixed places, and the trials between the two count to the
-first order. It moves the sum down, by less than the level shows (tests/stats/test_ranking.py).
+which `_transform` computes from level to level, exact but for rounding. Large groups use `_linear`,
+which counts the trials between a rank and its expected level to the first order only. It makes the
+sum smaller, which is safe, and hardly changes its probabilities (tests/stats/test_ranking.py).
 """
 
 from __future__ import annotations
@@ -37,27 +37,29 @@ from .trial_log import LEARN, Diverged, Logged
 Complex = NDArray[np.complex128]
 ROUNDING = 1e-12  # rounding error of probabilities: no level below it is ever reached
 _BLOCKS = 32  # ranks of equal weight: finer ones change no power by a tenth of a percent
-_TYPICAL_COST = 6
+_TYPICAL_COST = 6  # cost of a typical mistake, unless mistakes are few
 _LARGEST_COST = 24  # cost of the surest mistake
 # Costs are up to 8 times finer if the number of mistakes has a standard deviation below 16.
 _FEW_MISTAKES = 16
 _MOST_FINER = 8.0
-_LLOYD = 20  # iterations at most: two groups separate within a few
+_LLOYD_ITERATIONS = 20  # at most: two groups separate within a few
 _FAR = 9.0  # standard deviations: costs beyond have a probability of 1e-12
-_PATH = 7.5  # standard deviations within which the number of trials above a level is followed
-_PATHS = tuple(np.linspace(0.0, _PATH, 7))  # deviations at which `_largest` bounds the transform
+_PATH_REACH = 7.5  # standard deviations within which the number of trials above a level is followed
+# Deviations at which `_log_bounds` bounds the transform.
+_PATHS = tuple(np.linspace(0.0, _PATH_REACH, 7))
 _NEGLIGIBLE = -31.0  # log of the largest value of a frequency that is skipped: e^-31 = 3e-14
-# `_linear` is used from so many trials of a group and levels of a claim on.
-_LARGE = 128
-_FINE = 16
-_ADDED = 0.9  # share of the mean added by trials between ranks and levels; the rest is a margin
-_FAULT = 1e-9  # a probability below minus this shows that `_linear` failed
-_LOOK = 1.25  # ratio of trials between updates of `Rank`, each of which costs a distribution
+# `_linear` is used if a group has at least so many trials, and a claim so many levels.
+_LARGE_GROUP = 128
+_MANY_LEVELS = 16
+# Share of the mean cost that `_linear` lacks and adds again; the remainder is a margin.
+_ADDED_SHARE = 0.9
+_LARGEST_FAULT = 1e-9  # a probability below minus this shows that `_linear` failed
+_UPDATE_RATIO = 1.25  # of trials between updates of `Rank`, each of which costs a distribution
 # The grid of μ that `Rank` tries ends at 13.5.
-_SMALLEST = 0.005
-_RATIO = 1.02
-_STEPS = 400
-_PARTS = (1.0, 0.75, 0.5, 0.25)  # parts of the interpolated step between two μ, tried in turn
+_SMALLEST_MU = 0.005
+_MU_RATIO = 1.02
+_MU_STEPS = 400
+_STEP_PARTS = (1.0, 0.75, 0.5, 0.25)  # parts of the interpolated step between two μ, tried in turn
 
 
 def ranked_mistakes(
@@ -79,6 +81,8 @@ def ranked_mistakes(
     with np.errstate(invalid="ignore", over="ignore"):
         distance = np.abs(scores - centre)
         guesses = np.where(infinite, diverged.guessed_in, scores > centre)
+    # Guesses on diverged trials are either the surest or the least sure. A failed trial counts as
+    # the worst case, a sure guess that is wrong.
     distance[infinite] = np.inf if diverged.sure else 0.0
     distance[failed] = np.inf
     wrong = (guesses != members) | failed
@@ -88,7 +92,7 @@ def ranked_mistakes(
 
 @dataclass(frozen=True)
 class Weights:
-    """Costs of a mistake in each block of ranks of a group of a given size."""
+    """Costs of a mistake in each block of ranks of a group: all ranks of a block cost the same."""
 
     edges: Counts  # [blocks + 1], from rank 0 to the group's size
     costs: Counts  # [blocks]
@@ -97,37 +101,38 @@ class Weights:
     def from_responses(cls, size: int, responses: Responses) -> Weights:
         """Makes the cost of a block from the log odds of the claim's answers at its ranks.
 
-        Costs are whole numbers: log odds are divided by a `unit` and rounded.
+        Costs are whole numbers: log odds in units of which a typical mistake has a few, rounded.
 
         Args:
             size: trials of the group.
             responses: the claim's worst mechanism.
         """
-        ends, errors = responses.cumulated(responses.mistakes)
-        # Of all trials and of all mistakes together, each block has the same share.
-        mistake_share = errors / max(errors[-1], 1e-300)
-        share = (ends + mistake_share) / 2
-        levels = np.linspace(0, share[-1], _BLOCKS + 1)
-        cuts = np.interp(levels, share, ends)
-        ranks = np.round(cuts * size / cuts[-1])
+        trial_shares, mistakes_so_far = responses.cumulated(responses.mistakes)
+        # Blocks are equal by the mean of two shares: that of the trials, and that of the mistakes.
+        mistake_shares = mistakes_so_far / max(mistakes_so_far[-1], 1e-300)
+        mean_shares = (trial_shares + mistake_shares) / 2
+        targets = np.linspace(0, mean_shares[-1], _BLOCKS + 1)
+        edge_shares = np.interp(targets, mean_shares, trial_shares)
+        ranks = np.round(edge_shares * size / edge_shares[-1])
         edges = np.unique(ranks.astype(np.int64))
-        cuts = edges / size
-        odds = responses.mean_log_odds(cuts[:-1], cuts[1:])
+        edge_shares = edges / size
+        odds = responses.mean_log_odds(edge_shares[:-1], edge_shares[1:])
 
         mistakes = responses.mistakes
         variances = responses.shares * mistakes * (1 - mistakes)
         variance = float(variances.sum())
-        spread = float(variances @ responses.log_odds**2)
-        if spread == 0:  # answers are all pure chance, or all certain
+        odds_variance = float(variances @ responses.log_odds**2)
+        if odds_variance == 0:  # answers are all pure chance, or all certain
             costs = np.ones(len(odds), dtype=np.int64)
             return cls(edges, costs)
-        # Standard deviation of the number of mistakes, about.
+        # About the standard deviation of the number of mistakes.
         deviation = math.sqrt(size * variance)
         finer = max(1.0, min(_MOST_FINER, _FEW_MISTAKES / deviation))
-        typical = _TYPICAL_COST * finer  # cost of a typical mistake
-        unit = math.sqrt(spread / variance) / typical
-        largest = round(_LARGEST_COST / _TYPICAL_COST * typical)
-        costs = np.minimum(np.round(odds / unit), largest).astype(np.int64)
+        typical_cost = _TYPICAL_COST * finer
+        typical_odds = math.sqrt(odds_variance / variance)  # log odds of a typical mistake
+        largest_cost = round(_LARGEST_COST / _TYPICAL_COST * typical_cost)
+        rounded = np.round(odds / (typical_odds / typical_cost))
+        costs = np.minimum(rounded, largest_cost).astype(np.int64)
         return cls(edges, costs)
 
     def cost(self, mistakes: Members) -> int:
@@ -150,12 +155,12 @@ class Costs:
     probabilities: Floats
 
     @property
-    def below(self) -> Floats:
-        """Probability of each of these numbers or a smaller one, float64 [n]."""
+    def cumulative(self) -> Floats:
+        """Probability of each cost or a smaller one, float64 [n]."""
         return np.cumsum(self.probabilities)
 
     def at_most(self, cost: int) -> float:
-        """Returns the probability of `cost` or less, float64 in (0, 1]."""
+        """Returns the probability of `cost` or less, in (0, 1]; below `first`, an upper bound."""
         end = max(cost - self.first + 1, 1)
         probability = float(self.probabilities[:end].sum())
         return min(1.0, probability)
@@ -170,10 +175,10 @@ class Costs:
         probabilities = np.maximum(probabilities, 0.0)
         return Costs(self.first + other.first, probabilities)
 
-    def above(self, dropped: int) -> Costs:
-        """Returns the part of the distribution above its `dropped` smallest costs, not normalised.
+    def without_smallest(self, dropped: int) -> Costs:
+        """Returns the distribution without its `dropped` smallest costs, not normalised.
 
-        Largest costs whose probability is lost in rounding are dropped, too.
+        The largest costs, whose probability is lost in rounding, are dropped, too.
         """
         probabilities = self.probabilities[dropped:]
         large = np.flatnonzero(probabilities > ROUNDING / self.probabilities.size)
@@ -185,7 +190,7 @@ def _fast_length(least: int) -> int:
     """Returns a length for fast Fourier transforms, at least `least`: factors of 2 and 3 only."""
     lengths = []
     for odd in (1, 3, 9):
-        doublings = ((least - 1) // odd).bit_length()
+        doublings = ((least - 1) // odd).bit_length()  # as few as reach `least`
         lengths.append(odd << doublings)
     return min(lengths)
 
@@ -204,12 +209,13 @@ def _costs(weights: Weights, responses: Responses) -> Costs:
     All guesses of a block have the same chance of a mistake, which costs a whole number. The
     characteristic function of the total is transformed back by FFT, on the window from `first` to
     `last`: the mean, and _FAR deviations on both sides. Frequencies at which it is negligible are
-    left out. Claims of many levels try the fast `_linear`; if it fails, `_transform` computes the
-    same in more time. Probability that is lost to rounding is given to the smallest cost.
+    skipped. Large groups under claims of many levels try the fast `_linear` first; if it fails,
+    `_transform` computes the same in more time. Probability that is lost to rounding is given to
+    the smallest cost, so that no cost is refuted by it.
     """
     sizes = np.diff(weights.edges)
     costs = weights.costs
-    expected_mistakes = sizes * _rates(weights, responses, 0.0)  # expected mistakes of each block
+    expected_mistakes = sizes * _rates(weights, responses, surer=0.0)  # [blocks]
     mean = float(expected_mistakes @ costs)
     half_width = _FAR * math.sqrt(float(expected_mistakes @ costs**2)) + _FAR
     first = max(0, math.floor(mean - half_width))
@@ -221,17 +227,17 @@ def _costs(weights: Weights, responses: Responses) -> Costs:
 
     transforms = [(_PATHS, _transform)]
     levels = np.count_nonzero(responses.shares)
-    if weights.edges[-1] >= _LARGE and levels >= _FINE:
+    if weights.edges[-1] >= _LARGE_GROUP and levels >= _MANY_LEVELS:
         transforms.insert(0, ((0.0,), _linear))
     for paths, transform in transforms:
-        used = np.flatnonzero(_largest(weights, responses, frequencies, paths) > _NEGLIGIBLE)
+        used = np.flatnonzero(_log_bounds(weights, responses, frequencies, paths) > _NEGLIGIBLE)
         spectrum = np.zeros(len(frequencies), dtype=np.complex128)
         with np.errstate(over="ignore", invalid="ignore"):  # of `_linear`, on claims of few levels
             values = transform(weights, responses, frequencies[used])
             spectrum[used] = values * np.exp(1j * frequencies[used] * first)
         probabilities = np.fft.irfft(spectrum, length)
         finite = np.isfinite(probabilities).all()
-        if finite and probabilities.min() > -_FAULT:
+        if finite and probabilities.min() > -_LARGEST_FAULT:
             break
     probabilities = np.maximum(probabilities, 0.0)
     missing = 1 - float(probabilities.sum())
@@ -250,30 +256,32 @@ def _rates(weights: Weights, responses: Responses, surer: float) -> Floats:
             lower rank.
     """
     size = weights.edges[-1]
-    ends, errors = responses.cumulated(responses.mistakes)
+    trial_shares, mistakes_so_far = responses.cumulated(responses.mistakes)
     edges = weights.edges / size  # shares of the group
     deviations = np.sqrt(edges * (1 - edges) / size)  # standard deviations of a binomial share
     edges = np.maximum.accumulate(edges - surer * deviations)
-    edges = edges * ends[-1]
-    mistakes = np.diff(np.interp(edges, ends, errors))
-    share = np.diff(np.maximum(edges, 0.0))
+    edges = edges * trial_shares[-1]
+    mistakes = np.diff(np.interp(edges, trial_shares, mistakes_so_far))
+    block_shares = np.diff(np.maximum(edges, 0.0))
     rates = np.zeros(len(mistakes))
-    np.divide(mistakes, share, out=rates, where=share > 0)
+    np.divide(mistakes, block_shares, out=rates, where=block_shares > 0)
     return np.clip(rates, 0.0, 0.5)
 
 
-def _largest(
+def _log_bounds(
     weights: Weights,
     responses: Responses,
     frequencies: Floats,
     paths: tuple[float, ...],
 ) -> Floats:
-    """Bounds the log of the transform at each of `frequencies`, on any of these paths of levels.
+    """Bounds the log of the transform's absolute value at each frequency, float64 [n].
+
+    It is the largest of all paths: at t and on a path of d deviations, log |transform| - d²/2.
 
     Args:
         weights: weights of the group.
         responses: responses of the claim.
-        frequencies: float64 [n].
+        frequencies: t, float64 [n].
         paths: deviations from the expected number of trials above each level.
     """
     largest = np.full(len(frequencies), -np.inf)
@@ -283,9 +291,9 @@ def _largest(
         rates = _rates(weights, responses, surer)
         for size, rate, cost in zip(sizes, rates, weights.costs, strict=True):
             # |1 - e + e exp(-it cost)|² of a trial that errs with probability e.
-            away = 1 - np.cos(frequencies * cost)
-            squared = 1 - 2 * rate * (1 - rate) * away
-            logs += size / 2 * np.log(np.maximum(squared, 1e-300))
+            one_minus_cosine = 1 - np.cos(frequencies * cost)
+            squared = 1 - 2 * rate * (1 - rate) * one_minus_cosine
+            logs += size / 2 * np.log(np.maximum(squared, 1e-300))  # 0 has no logarithm
         largest = np.maximum(largest, logs)
     return largest
 
@@ -303,8 +311,9 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
     """Computes E[exp(-it cost)] at each t of `frequencies`, complex128 [n].
 
     Let M_j be the number of trials at the first j levels. Given all M, trials M_{j-1} to M_j err
-    with e_j, so they multiply the transform by Q_j(M_j) / Q_j(M_{j-1}), where Q_j(M) is what the
-    first M ranks would with e_j. Numbers of trials per level are Poisson given their sum.
+    with e_j, so they multiply the transform by Q_j(M_j) / Q_j(M_{j-1}), where Q_j(M) is the
+    transform of the first M ranks if all err with e_j. Numbers of trials at each level are those of
+    independent Poisson numbers, given their sum.
 
     Args:
         weights: costs by rank.
@@ -314,9 +323,10 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
     size = int(weights.edges[-1])
     levels = responses.shares > 0
     shares = responses.shares[levels] / responses.shares[levels].sum()
-    mistakes = np.minimum(responses.mistakes[levels], 0.5 - 1e-6)  # of 1/2, all may cancel
+    # A rate of 1/2 may give a factor of 0, which has no logarithm.
+    mistakes = np.minimum(responses.mistakes[levels], 0.5 - 1e-6)
     drops = _drops(weights, frequencies)
-    mistake_counts = np.arange(1)  # M_j that are likely enough
+    trial_counts = np.arange(1)  # all M_j that are likely enough
     # The transform, summed over the ways to each of these counts.
     sums = np.ones((1, len(frequencies)), dtype=np.complex128)
     log_scale = np.zeros_like(sums)  # by which `sums` are still to be multiplied
@@ -324,7 +334,7 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
     for level, (share, mistake) in enumerate(zip(shares, mistakes, strict=True)):
         total_share += share
         variance = size * max(total_share * (1 - total_share), 0.0)
-        reach = _PATH * math.sqrt(variance) + 3
+        reach = _PATH_REACH * math.sqrt(variance) + 3
         least = max(0, math.floor(size * total_share - reach))
         most = min(size, math.ceil(size * total_share + reach))
         next_counts = np.arange(least, most + 1)
@@ -332,24 +342,26 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
         if level == len(shares) - 1:
             next_counts = next_counts[-1:]
         log_factors = np.log(1 - mistake * drops)
-        log_before = _overlap(weights.edges, mistake_counts) @ log_factors
-        trials = next_counts[:, None] - mistake_counts
+        log_before = _overlap(weights.edges, trial_counts) @ log_factors
+        trials = next_counts[:, None] - trial_counts  # trials at this level, by both counts
         most = max(int(trials.max()), 0)
-        by_number = _poisson(np.arange(most + 1), size * share)
-        probabilities = by_number[np.maximum(trials, 0)]
+        by_trials = _poisson(np.arange(most + 1), size * share)
+        probabilities = by_trials[np.maximum(trials, 0)]
         probabilities = np.where(trials >= 0, probabilities, 0.0)
+        # The factor 1 / Q_j(M_{j-1}) comes before the sum over M_{j-1}, Q_j(M_j) after it; both are
+        # relative to Q_j of the smallest M_{j-1}.
         sums = sums * np.exp(log_scale + log_before[:1] - log_before)
         # A real matrix times complex numbers as pairs of reals takes half the time.
         real_sums = probabilities @ sums.view(np.float64)
         sums = real_sums.view(np.complex128)
         log_scale = _overlap(weights.edges, next_counts) @ log_factors - log_before[:1]
-        mistake_counts = next_counts
+        trial_counts = next_counts
     sums = sums * np.exp(log_scale)
-    return np.asarray(sums[0] / _poisson(mistake_counts, size))
+    return np.asarray(sums[0] / _poisson(trial_counts, size))
 
 
 def _overlap(edges: Counts, ranks: Counts) -> Floats:
-    """Counts how many of the first ranks lie in each block, float64 [ranks, blocks]."""
+    """Counts the ranks of each block among the first `ranks` ones, float64 [ranks, blocks]."""
     ranks_behind = ranks[:, None] - edges[:-1]
     counts = np.clip(ranks_behind, 0, np.diff(edges))
     return as_floats(counts)
@@ -367,10 +379,10 @@ def _linear(weights: Weights, responses: Responses, frequencies: Floats) -> Comp
 
     Let N of n trials be among the surest share E / n, where the claim errs with η. If N < E, the
     E - N trials that follow err with η or more, and cost what ranks above E do; if N > E, the
-    last N - E err with η or less, and cost what ranks below do. Were it η in both cases, each
-    trial would multiply the transform by an independent factor, whose mean is raised to the power
-    of n. Of E[exp(-s cost)], s > 0, that is an upper bound: costs are made smaller. What the
-    sum's mean lacks by it is known and added again, but for a tenth.
+    last N - E err with η or less, and cost what ranks below do. If the rate were η in both cases,
+    each trial would multiply the transform by an independent factor, whose mean is raised to the
+    power of n. That is an upper bound on E[exp(-s cost)], s > 0: costs become smaller. The part of
+    the mean cost that is lost in this way is known, and all but a tenth of it is added again.
 
     Args:
         weights: costs by rank.
@@ -387,24 +399,24 @@ def _linear(weights: Weights, responses: Responses, frequencies: Floats) -> Comp
     inner_ends = ends[:-1]
     drops = _drops(weights, frequencies)
 
-    # A trial that falls into the block before an edge instead of the one behind it.
+    # Log ratio of the factors of a trial in the block before an edge, and in the block behind it.
     edge_mistakes = mistakes[np.searchsorted(inner_ends, edges)][:, None]
     before = 1 - edge_mistakes * drops[:-1]
     behind = 1 - edge_mistakes * drops[1:]
-    exchanged = np.log(before) - np.log(behind)
-    later = np.zeros(drops.shape, dtype=np.complex128)  # sums over all edges from a block on
-    later[-2::-1] = np.cumsum(exchanged[::-1], axis=0)
+    log_ratios = np.log(before) - np.log(behind)
+    log_ratios_from = np.zeros(drops.shape, dtype=np.complex128)  # sums over all later edges
+    log_ratios_from[-2::-1] = np.cumsum(log_ratios[::-1], axis=0)
 
-    # The mean factor of a trial, over parts in which both level and block are one.
-    cuts = np.unique(np.concatenate([[0.0], ends, edges]))
-    middles = (cuts[1:] + cuts[:-1]) / 2
+    # The mean factor of a trial, over parts of the trials with one level and one block each.
+    part_edges = np.unique(np.concatenate([[0.0], ends, edges]))
+    middles = (part_edges[1:] + part_edges[:-1]) / 2
     blocks = np.searchsorted(edges, middles)
     part_mistakes = mistakes[np.searchsorted(inner_ends, middles)][:, None]
     factors = 1 - part_mistakes * drops[blocks]
-    factors *= np.exp(-later[blocks])
-    mean_factor = np.diff(cuts) @ factors
+    factors *= np.exp(-log_ratios_from[blocks])
+    mean_factor = np.diff(part_edges) @ factors
 
-    # E[mistakes among E ranks], beyond the linear.
+    # Expected mistakes among the first E ranks, beyond those of the approximation.
     variances = size * inner_ends * (1 - inner_ends)
     deviations = np.sqrt(np.maximum(variances, ROUNDING))
     away = np.abs(inner[:, None] - size * inner_ends) / deviations
@@ -412,12 +424,12 @@ def _linear(weights: Weights, responses: Responses, frequencies: Floats) -> Comp
     excess = density - away * ndtr(-away)
     more_mistakes = (deviations * excess) @ np.diff(mistakes)
     lacking = more_mistakes @ (drops[:-1] / before - drops[1:] / behind)
-    log_transform = inner @ exchanged + size * np.log(mean_factor)
-    return np.asarray(np.exp(log_transform - _ADDED * lacking))
+    log_transform = inner @ log_ratios + size * np.log(mean_factor)
+    return np.asarray(np.exp(log_transform - _ADDED_SHARE * lacking))
 
 
 def two_means(values: Scores) -> float:
-    """Returns the midpoint of two groups of finite values, by Lloyd's iteration; or NaN."""
+    """Returns the midpoint of two groups of values, by Lloyd's iteration; NaN if none is finite."""
     finite = np.sort(values[np.isfinite(values)])
     n = len(finite)
     if n == 0:
@@ -428,14 +440,14 @@ def two_means(values: Scores) -> float:
     mean = float(sums[-1] / n) * scale
     # The start: the median withstands outliers, the mean notices a small group.
     centre = float(np.median(finite)) / 2 + mean / 2
-    for _ in range(_LLOYD):
+    for _ in range(_LLOYD_ITERATIONS):
         below = int(np.searchsorted(finite, centre, side="right"))
         if below in (0, n):
             break
         sum_below = sums[below - 1]
-        low = sum_below / below
-        high = (sums[-1] - sum_below) / (n - below)
-        middle = float((high + low) / 2 * scale)
+        mean_below = sum_below / below
+        mean_above = (sums[-1] - sum_below) / (n - below)
+        middle = float((mean_above + mean_below) / 2 * scale)
         if middle == centre:
             break
         centre = middle
@@ -480,7 +492,7 @@ class Rank(Logged, Estimator):
         scores, members = scores[:trials], members[:trials]
         if self._last_bound[:2] != (trials, confidence):
             mistakes = np.empty(0, bool)
-            if members.any() and not members.all():  # one world alone is an accident
+            if members.any() and not members.all():  # else nothing is refuted
                 mistakes = self._mistakes(scores, members)
             self._last_bound = (trials, confidence, mu_lower(mistakes, 1 - confidence))
         mu = self._last_bound[2]
@@ -491,18 +503,22 @@ class Rank(Logged, Estimator):
         return self._estimate(epsilon, mu, level, len(self._log), threshold)
 
     def _trials_used(self) -> int:
-        """Returns all trials if they are complete, else the last size of a grid by quarters."""
+        """Returns the number of trials that the bound uses: all if they are complete.
+
+        Before, it is the last number of a grid, in which each number is a quarter larger.
+        """
         trials = len(self._log)
         if trials >= self.planned or trials < 2:
             return trials
-        steps = math.floor(math.log(trials) / math.log(_LOOK) + 1e-9)  # despite rounding
-        return min(math.ceil(_LOOK**steps), trials)
+        steps = math.floor(math.log(trials) / math.log(_UPDATE_RATIO) + 1e-9)  # despite rounding
+        return min(math.ceil(_UPDATE_RATIO**steps), trials)
 
     def _mistakes(self, scores: Scores, members: Members) -> Members:
         """Returns whether each trial was guessed wrong, in the order of `ranked_mistakes`.
 
-        A diverged trial has an infinite score. Those among the first LEARN of the plan only teach
-        which world diverges more often; they have no rank and stand last, guessed as "in".
+        A diverged trial has an infinite score. Those among the first trials, a share LEARN of the
+        planned ones, only show which world diverges more often; they have no rank and come last,
+        guessed as "in".
         """
         first = math.ceil(LEARN * self.planned)
         diverged = Diverged()
@@ -518,9 +534,9 @@ def mu_lower(mistakes: Members, alpha: float) -> float:
     """Returns a large μ that the order of mistakes refutes; 0 if none is refuted.
 
     A μ is refuted if its excess of evidence, `_excess_at`, is above 0. The result lies between the
-    last refuted μ of the grid _SMALLEST * _RATIO^i and the next one: where the excess, interpolated
-    linearly in i, falls to 0. The excess is not quite linear: if the μ found is not refuted itself,
-    only part of the way to it is taken.
+    last refuted μ of the grid _SMALLEST_MU * _MU_RATIO^i and the next one: where the excess,
+    interpolated linearly in i, falls to 0. The excess is not quite linear: if the interpolated μ is
+    not refuted itself, only part of the way to it is taken.
 
     Args:
         mistakes: bool [n], the surest guess first.
@@ -528,7 +544,7 @@ def mu_lower(mistakes: Members, alpha: float) -> float:
     """
     if len(mistakes) == 0 or _excess_at(0, mistakes, alpha) <= 0:
         return 0.0
-    low, high = 0, _STEPS
+    low, high = 0, _MU_STEPS
     while high - low > 1:
         middle = (low + high) // 2
         if _excess_at(middle, mistakes, alpha) > 0:
@@ -538,14 +554,14 @@ def mu_lower(mistakes: Members, alpha: float) -> float:
     excess = _excess_at(low, mistakes, alpha)
     next_excess = _excess_at(high, mistakes, alpha)
     share = 0.0  # share of the way from `low` to `high`
-    if high < _STEPS and next_excess < excess:
+    if high < _MU_STEPS and next_excess < excess:
         share = excess / (excess - next_excess)
-    # Down to 2e-8 of μ: matrix products on another number of threads have other last bits.
+    # Rounded to 2e-8 of μ: matrix products on another number of threads have other last bits.
     share = math.floor(share * 2**20) / 2**20
-    for part in _PARTS:
+    for part in _STEP_PARTS:
         if _excess_at(low + part * share, mistakes, alpha) > 0:
-            return float(_SMALLEST * _RATIO**low * _RATIO ** (part * share))
-    return float(_SMALLEST * _RATIO**low)
+            return float(_SMALLEST_MU * _MU_RATIO**low * _MU_RATIO ** (part * share))
+    return float(_SMALLEST_MU * _MU_RATIO**low)
 
 
 def _excess_at(index: float, mistakes: Members, alpha: float) -> float:
@@ -557,5 +573,5 @@ def _excess_at(index: float, mistakes: Members, alpha: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _claim_at(index: float) -> Curve:
-    """Returns the claim "μ-GDP" for μ number `index` of the grid; fractions lie between two."""
-    return gaussian(_SMALLEST * _RATIO**index)
+    """Returns the claim "μ-GDP" for μ number `index` of the grid; it need not be whole."""
+    return gaussian(_SMALLEST_MU * _MU_RATIO**index)

@@ -1,8 +1,8 @@
 """Membership attacks by reference models: scores of records from their logits in other models.
 
 A matrix [training runs, records] has the logit s = log(p / (1 - p)) of each record in each model,
-where p is the probability of its label. The first training runs calibrate an attack, and the others
-are judged by it: these are independent given the calibration, as intervals need it.
+where p is the probability of its label. The first training runs calibrate an attack, which scores
+the others: these are independent given the calibration, as the intervals require.
 
 Sources: `loss` Yeom et al. 2018; `calibrated` Watson et al. 2022, by the mean of models without the
 record; `lira` Carlini et al. 2022, Algorithm 1; `rmia` Zarifzadeh et al. 2024, its likelihood ratio
@@ -26,7 +26,7 @@ from .membership import Membership
 Attack = Literal["loss", "calibrated", "lira", "rmia", "quantile"]
 Variance = Literal["record", "global"]
 _ITERATIONS = 30  # iterations of the fit of a normal distribution by features
-_BLOCK = 2**21  # logits that are calibrated on together: 16 MiB
+_BLOCK = 2**21  # logits that are processed together in calibration: 16 MiB
 
 
 def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
@@ -48,13 +48,14 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
         logits: log(p / (1 - p)) of each record's label, float [training runs, records].
         members: whether the training run had the record, by a fair coin each; bool, same shape.
         attack: `loss`, log p; `calibrated`, log p minus its mean without the record; `lira`, log
-            N(s; in) - log N(s; out), or offline (s - μ) / σ of the models without, of which Φ is
-            the paper's test; `rmia`, the share of records whose ratio p / p̄ is exceeded `gamma`
-            times; `quantile`, (s - μ) / σ as predicted from other records with similar `features`,
-            for one calibrating training run or few.
-        online: whether there are models with the record; else `rmia` takes slope * p + 1 - slope
-            for their mean, where p is the mean without.
-        variance: variance for `lira`: of each "record", or "global" for few models.
+            N(s; in) - log N(s; out), or offline (s - μ) / σ by the models without the record, of
+            which the paper's test is Φ; `rmia`, the share of records whose ratio p / p̄ the record's
+            own exceeds `gamma` times; `quantile`, (s - μ) / σ with μ and σ predicted from records
+            with similar `features`, for one calibrating training run or few.
+        online: whether there are models with the record; if not, `rmia` takes slope * p + 1 - slope
+            as their mean, where p is the mean of models without it.
+        variance: variance for `lira`: that of each "record", or one of all, "global", for few
+            models.
         gamma: ratio of `rmia`, above 0.
         slope: slope for `rmia` if not `online`.
         features: features of each record for `quantile`, float [records, any number].
@@ -79,7 +80,7 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
     if not gamma > 0:
         raise ValueError(f"gamma must be above 0, got {gamma}")
 
-    # Whether models without the record are needed, and those with it.
+    # Calibrating models that the attack needs: without the record (False), and with it (True).
     worlds = [False]
     if attack == "loss":
         worlds = []
@@ -87,7 +88,7 @@ def membership(  # noqa: PLR0913 (options of attacks are keyword-only)
         worlds = [False, True]
     fewest_models = 0 if attack == "quantile" else 1
     if attack == "lira" and variance == "record":
-        fewest_models = 2  # scores have a variance
+        fewest_models = 2  # one score has no variance
     statistic = _STATISTICS[attack]
     models = values[:first], bits[:first].astype(bool)
     sides = [_Side.calibrated(*models, inside, statistic, fewest_models) for inside in worlds]
@@ -115,12 +116,15 @@ def _calibrating_runs(
     members: NDArray[Any],
     calibrating: int | None,
 ) -> int:
-    """Returns the number of training runs that calibrate; ValueError for unusable arguments.
+    """Returns the number of training runs that calibrate the attack.
 
     Args:
         logits: [training runs, records].
         members: secret bits, of the same shape.
         calibrating: number of runs as passed; None for half of them.
+
+    Raises:
+        ValueError: the shapes differ, a logit is NaN, or no run calibrates or remains.
     """
     if logits.ndim != 2 or members.shape != logits.shape:
         shapes = f"{logits.shape} and {members.shape}"
@@ -160,7 +164,10 @@ class _Side:
             members: which of them had each record, bool [n, m].
             inside: whether the models with the record count, or those without.
             statistic: maps logits to the values that are calibrated.
-            fewest_models: number of models that a record must have.
+            fewest_models: number of such models that each record must have.
+
+        Raises:
+            ValueError: a record has fewer such models.
         """
         n, m = logits.shape
         chosen = members == inside
@@ -185,19 +192,25 @@ class _Side:
         return cls(model_counts, mean, squares)
 
     def deviation(self, variance: Variance) -> Floats:
-        """Returns the standard deviation of each record, [m], or of all; never 0."""
+        """Returns the standard deviation of each record, or for each that of all: [m], never 0."""
         degrees_of_freedom = max(self.count.sum() - len(self.count), 1)
         shared = math.sqrt(self.squares.sum() / degrees_of_freedom)
-        least = 1e-6 * shared + 1e-12
+        least = 1e-6 * shared + 1e-12  # distances are divided by it
         if variance == "global":
             return np.full(len(self.count), max(shared, least))
         return np.maximum(np.sqrt(self.squares / self.count), least)
 
     def expected(self, features: ArrayLike | None) -> tuple[Floats, Floats]:
-        """Fits a normal distribution to all records by their features [m, d].
+        """Fits a normal distribution to all records' statistics by their features, float [m, d].
+
+        The mean and the log variance are linear in the features. They are fitted in turn, by
+        weighted least squares.
 
         Returns:
-            Its mean and standard deviation for each record, [m] each.
+            Mean and standard deviation for each record, [m] each.
+
+        Raises:
+            ValueError: the features have another shape, or are not finite.
         """
         columns = np.asarray(features, float)
         m = len(self.count)
@@ -223,12 +236,12 @@ class _Side:
             mean = fit(self.mean, counts * np.exp(-log_variance))
             squares = self.squares + counts * (self.mean - mean) ** 2
             squares /= np.maximum(counts, 1)
-            if iteration == 0:
+            if iteration == 0:  # begins with one variance for all records
                 variance = float(counts @ squares) / counts.sum()
                 log_variance += math.log(variance + 1e-12)
             step = fit(squares * np.exp(-log_variance) - 1, counts)
             longest = float(np.abs(step).max())
-            log_variance += step / max(1.0, longest)
+            log_variance += step / max(1.0, longest)  # changes no log variance by more than 1
         return mean, np.exp(log_variance / 2)
 
 
@@ -237,7 +250,10 @@ def _lira(
     sides: list[_Side],
     variance: Variance,
 ) -> Scores:
-    """Returns log ratios of normal densities with and without the record; offline, z-scores.
+    """Returns log ratios of normal densities with and without the record, float64 [m].
+
+    Offline, without models with the record, these are distances from the mean of the models without
+    it, in standard deviations.
 
     Args:
         logits: logits of one training run, float64 [m].
@@ -261,19 +277,21 @@ def _rmia(
     gamma: float,
     slope: float,
 ) -> Scores:
-    """Returns, by record, the share of records whose ratio p / p̄ it exceeds `gamma` times.
+    """Returns the share of records whose ratio p / p̄ each record's exceeds `gamma` times, [m].
+
+    Here p̄ is the mean p of models with and without the record.
 
     Args:
         logits: logits of one training run, float64 [m].
         sides: statistics of models without each record; online also of those with it.
         gamma: ratio that is exceeded.
-        slope: slope of the line that replaces models with the record offline.
+        slope: slope of the line that stands for models with the record if there are none.
     """
     without = sides[0].mean
     inside = slope * without + 1 - slope
     if len(sides) > 1:
         inside = sides[1].mean
-    average = np.maximum((inside + without) / 2, 1e-300)
+    average = np.maximum((inside + without) / 2, 1e-300)  # 0 has no logarithm
     log_ratios = log_expit(logits) - np.log(average)
     threshold = log_ratios - math.log(gamma)
     below = np.searchsorted(np.sort(log_ratios), threshold, "right")

@@ -1,13 +1,14 @@
-"""Bounds on a mean share: of independent units, each with its hits among its scores.
+"""Bounds on a mean share: of independent units, each with a number of hits among its scores.
 
-Units may follow different laws. Their mean share is Σ E[hits] / Σ size, given the sizes.
+Units may have different distributions. Their mean share is Σ E[hits] / Σ size, given the sizes.
 
 Betting (Waudby-Smith, Ramdas 2024), here with bets that are fixed beforehand. A gambler whose stake
 is u in (0, 1] multiplies their wealth by 1 + u (hits - v size) / (v S) for each unit, where S is
-the largest size: no factor is negative. Factors are independent, so expected wealth is the product
-of their means, at most the power of the mean of these (AM-GM), and that is at most 1 if the mean
-share is at most v. Hence wealth exceeds 1/alpha with probability at most alpha (Markov). The same
-holds for a mean of gamblers, which depends neither on the order of units nor on any variance.
+the largest size: no factor is negative. Factors of n units are independent, so expected wealth is
+the product of their means, at most the n-th power of the mean of these (AM-GM), and that is at most
+1 if the mean share is at most v. Hence wealth exceeds 1/alpha with probability at most alpha
+(Markov). The same holds for a mean of gamblers, which depends neither on the order of units nor on
+any variance.
 
 Binomial: a sum of n independent numbers in [0, 1] of mean v is below a binomial one in the convex
 order (Hoeffding 1956), so P(sum ≥ x) ≤ E max(B - t, 0) / (x - t) for every t < x (Bentkus 2004). It
@@ -21,8 +22,9 @@ from scipy import special
 
 from .error_rates import Floats, root
 
-# Two thirds of the wealth go to the boldest gambler, who wins most if shares differ little, a third
-# to 16 others by the arcsine law: stakes near 0 win most if units have all hits or none.
+# Two thirds of the wealth are for the boldest gambler, who wins most if shares differ little, a
+# third for 16 others, with stakes by the arcsine law: those near 0 win most if units have all hits
+# or none.
 _ANGLES = (np.arange(16) + 0.5) * math.pi / 32
 _ARCSINE_STAKES = np.sin(_ANGLES) ** 2
 _STAKES = np.append(_ARCSINE_STAKES, 1.0)[:, None]  # [gamblers, 1]
@@ -42,14 +44,14 @@ def evidence(hits: Floats, sizes: Floats, rate: float) -> float:
         rate: mean share that the bets are against, in (0, 1].
     """
     if np.count_nonzero(sizes) < 2:
-        return -math.inf  # one unit shows nothing of others
+        return -math.inf  # one unit is no evidence about others
     unit_counts = np.ones(len(hits))
     if len(hits) > _MANY:
         # A complex number stands for the pair of hits and size.
         units, numbers = np.unique(hits + 1j * sizes, return_counts=True)
         hits, sizes = units.real, units.imag
         unit_counts = numbers.astype(float)
-    gains = (hits / rate - sizes) / sizes.max()
+    gains = (hits / rate - sizes) / sizes.max()  # gain of a stake of 1
     factors = np.maximum(1 + _STAKES * gains, 0.0)
     with np.errstate(divide="ignore"):  # the boldest may lose everything
         growth = np.log(factors) @ unit_counts
@@ -80,7 +82,7 @@ def binomial_lower(total: float, units: int, alpha: float) -> float:
     """Returns a bound that exceeds the mean share with probability at most `alpha`.
 
     Args:
-        total: sum of the units' shares, in [0, units], or its mean over pairings.
+        total: sum of the units' shares, in [0, units], or the mean of such sums over pairings.
         units: number of independent units.
         alpha: error probability, in (0, 1).
     """
@@ -104,7 +106,9 @@ def binomial_p_value(total: float, units: int, rate: float) -> float:
     """
     if total <= units * rate:
         return 1.0
-    below = math.ceil(total) - 1  # any thresholds are allowed, and one of the integers is best
+    # Any thresholds t < total are allowed, and one of the integers is best. Some are tried, more of
+    # them near the total.
+    below = math.ceil(total) - 1
     steps = np.geomspace(1, below + 1, 64)
     whole_steps = steps.astype(np.int64)
     thresholds = (below + 1 - whole_steps).astype(float)
@@ -116,10 +120,10 @@ def binomial_p_value(total: float, units: int, rate: float) -> float:
 
 
 def _tail(counts: Floats, units: int, rate: float) -> Floats:
-    """Returns P(B > count) of a binomial number B, float64 [n].
+    """Returns P(B > count) for each count and a binomial number B, float64 [n].
 
     Args:
-        counts: whole numbers from -1 on, float64 [n].
+        counts: whole numbers of at least -1, float64 [n].
         units: number of trials of B.
         rate: probability of a success.
     """

@@ -25,7 +25,7 @@ from .trial_log import LEARN, Logged, with_diverged_guessed
 Gain = Callable[[Rates, Rates], Rates]
 SHARES = {"past": 0.2, "holdout": 0.5, "fixed": 0.0}  # shares of the trials that choose a threshold
 _MOST_BLOCKS = 1024  # blocks of thresholds in the first round of a search
-_PARTS = 8  # into which a block is divided for the next round
+_PARTS = 8  # parts into which a block is divided for the next round
 
 
 @dataclass
@@ -57,14 +57,17 @@ class Worlds:
 
     @classmethod
     def observed(cls, scores: Scores, members: Members) -> "Worlds":
-        """Splits the scores of an entire audit, float64 [R]; not finite means diverged."""
+        """Splits the scores of an entire audit, float64 [R]; diverged trials are not finite.
+
+        The first diverged trials decide how later ones are guessed, and count as failed.
+        """
         marked = np.where(np.isfinite(scores), scores, np.inf)
         learn = math.ceil(LEARN * len(marked))
         return cls.from_scores(with_diverged_guessed(marked, members, learn), members)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Trials per world, (out, in), with failed ones."""
+        """Numbers of trials of the two worlds, (out, in), with failed ones."""
         outside = len(self.outside) + self.failed_outside
         return outside, len(self.inside) + self.failed_inside
 
@@ -76,10 +79,10 @@ class Worlds:
         return both
 
     def midpoints(self, most: int | None = None) -> Scores:
-        """Returns the thresholds of Alg. 4, rising: midpoints of pooled scores.
+        """Returns thresholds, rising: midpoints of neighbouring pooled scores.
 
-        If there are more than `most`, about so many of them are chosen, half of these near the
-        ends.
+        They are those of Algorithm 4 by Cebere, Bellet, Papernot. If there are more than `most`,
+        about so many of them are chosen, half of these near the ends.
         """
         pooled = self.pooled
         last = len(pooled) - 2
@@ -138,13 +141,14 @@ class EpsDelta(Logged, Estimator):
         gain = functools.partial(epsilon_of_rates, delta=delta)
         scores, members = self._log.arrays()
         trials = len(scores)
-        first = 0  # trials that choose the threshold: none if it is fixed
+        first = 0  # number of trials that choose the threshold: none if it is fixed
         threshold = self.value
-        learn = math.ceil(LEARN * self.planned)  # trials that show which world diverges
+        learn = math.ceil(LEARN * self.planned)  # number of trials that show which world diverges
         if self.threshold != "fixed":
             first = learn = math.ceil(SHARES[self.threshold] * self.planned)
             past_members = members[:first]
-            past_scores = with_diverged_guessed(scores[:first], past_members, 0)
+            # They only choose a threshold, so that they may guess themselves if they diverged.
+            past_scores = with_diverged_guessed(scores[:first], past_members, learn=0)
             past = Worlds.from_scores(past_scores, past_members)
             _, threshold = best_test(past, alpha, gain)
         scores = with_diverged_guessed(scores, members, learn)[first:]
@@ -165,18 +169,18 @@ def best_test(
     alpha: float,
     gain: Gain,
 ) -> tuple[float, float]:
-    """Returns the largest gain over all thresholds, and that threshold; or (0, NaN).
+    """Returns the largest gain over all thresholds, and its threshold; (0, NaN) without thresholds.
 
     Thresholds are searched in blocks of neighbours. From a block's first threshold to its last,
     false positives become fewer and false negatives more. So no threshold of the block gains more
-    than the false-positive rate of its last and the false-negative rate of its first would
-    together. Blocks whose bound is below the gain of some threshold are excluded, and the others
+    than the false-positive rate of its last one would together with the false-negative rate of its
+    first one. Blocks that cannot have the largest gain by this bound are excluded, and the others
     divided. Of equally good thresholds, the middle one is returned.
 
     Args:
         worlds: scores; there is no threshold if one world has none.
         alpha: error probability, half of which is for either error rate.
-        gain: maps bounds on both error rates to a bound on ε or μ, and falls in either.
+        gain: maps upper bounds on both error rates to a bound on ε or μ, and falls in either.
     """
     pooled = worlds.pooled
     if min(worlds.sizes) == 0 or len(pooled) < 2:
@@ -188,7 +192,7 @@ def best_test(
     starts = np.arange(0, threshold_count, width)
 
     def rates(indices: Counts) -> tuple[Rates, Rates]:
-        """Returns upper bounds on both error rates at thresholds between pooled scores."""
+        """Returns upper bounds on both error rates at thresholds of these indices, [n] each."""
         errors = worlds.errors(_midpoints_at(pooled, indices))
         return rates_at_most(errors, worlds.sizes, alpha)
 
@@ -214,7 +218,10 @@ def _midpoints_at(pooled: Scores, indices: Any) -> Scores:
 
 
 def _between(low: ArrayLike, high: ArrayLike) -> Scores:
-    """Returns midpoints of pairs; of a finite and a diverged score, just above the lower one."""
+    """Returns a threshold between each pair of scores: their midpoint.
+
+    If one of them diverged, it is just above the lower one, or the upper one above -inf.
+    """
     above = np.where(np.isinf(low), high, np.nextafter(low, np.inf))
     with np.errstate(invalid="ignore"):
         middle = np.asarray(low) / 2 + np.asarray(high) / 2
@@ -223,17 +230,17 @@ def _between(low: ArrayLike, high: ArrayLike) -> Scores:
 
 
 def epsilon_of_rates(fpr: ArrayLike, fnr: ArrayLike, delta: float) -> Any:
-    """Returns the smallest ε ≥ 0 at which a test with these error rates is possible.
+    """Returns the smallest ε ≥ 0 at which a test with these error rates is possible, float64 [n].
 
     It is the larger of ln((1 - δ - α) / β) and ln((1 - δ - β) / α), for the rates α and β.
 
     Args:
-        fpr: false-positive rates, float [n]; no test is inverted if they are above 1/2.
+        fpr: false-positive rates, float [n]. A test that is worse than chance is not inverted.
         fnr: false-negative rates, float [n].
         delta: δ, in [0, 1).
     """
-    a = as_floats(fpr)
-    b = as_floats(fnr)
+    a = as_floats(fpr)  # α
+    b = as_floats(fnr)  # β
     with np.errstate(divide="ignore", invalid="ignore"):
         by_power = np.log(np.maximum(1 - delta - a, 0) / b)
         by_size = np.log(np.maximum(1 - delta - b, 0) / a)
@@ -252,12 +259,15 @@ def rates_at_most(
         sizes: trials of either world, (out, in).
         alpha: error probability, half of which is for either bound.
     """
-    counts = [np.atleast_1d(number) for number in errors]
-    fpr = clopper_pearson_upper(counts[0], sizes[0], alpha / 2)
-    fnr = clopper_pearson_upper(counts[1], sizes[1], alpha / 2)
+    false_positives, false_negatives = map(np.atleast_1d, errors)
+    fpr = clopper_pearson_upper(false_positives, sizes[0], alpha / 2)
+    fnr = clopper_pearson_upper(false_negatives, sizes[1], alpha / 2)
     return fpr, fnr
 
 
 def mu_of_rates(fpr: Rates, fnr: Rates) -> Rates:
-    """Returns the μ of the Gaussian trade-off function through each pair of rates, float64 [n]."""
+    """Returns the μ of the Gaussian trade-off function through each pair of rates, float64 [n].
+
+    Upper bounds on the rates give a lower bound on μ.
+    """
     return np.asarray(-ndtri(fpr) - ndtri(fnr))

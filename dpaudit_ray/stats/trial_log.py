@@ -10,8 +10,10 @@ import numpy as np
 
 from .base import Members, Scores
 
-LEARN = 0.2  # share of the planned trials whose diverged ones decide the guess of later ones
-_CLEAR = 2.0  # standard deviations from which diverging counts as a sure sign
+# Share of the planned trials, the first ones, of which the diverged ones decide how later ones are
+# guessed.
+LEARN = 0.2
+_CLEAR = 2.0  # standard deviations of fair coins from which diverging is a sure sign of the bit
 
 
 class TrialLog:
@@ -39,7 +41,7 @@ class TrialLog:
         return self._trials
 
     def arrays(self) -> tuple[Scores, Members]:
-        """The trials so far as two arrays, which are read only."""
+        """Returns scores and bits of the trials so far; callers must not write to them."""
         return self._scores[: self._trials], self._members[: self._trials]
 
     def _add(self, scores: Scores, members: Members) -> None:
@@ -47,7 +49,8 @@ class TrialLog:
         start = self._trials
         self._trials += len(scores)
         if self._trials > len(self._scores):
-            size = max(self._trials, 2 * start)  # unwritten pages take no memory
+            # Pages of memory are not taken before they are written.
+            size = max(self._trials, 2 * start)
             earlier, bits = self._scores, self._members
             self._scores = np.empty(size)
             self._members = np.empty(size, dtype=bool)
@@ -67,7 +70,7 @@ class Logged:
 
     @property
     def keeps_log_only(self) -> bool:
-        """Whether trials go into the log and nowhere else, so that the log may be shared."""
+        """Whether trials are only stored in the log, so that the log may be shared."""
         return type(self)._fold is Logged._fold
 
     def share_log(self, other: "Logged") -> None:
@@ -83,13 +86,13 @@ class Logged:
 
 @dataclass
 class Diverged:
-    """Diverged trials per world so far."""
+    """Numbers of trials so far that diverged in each world."""
 
     outside: int = 0
     inside: int = 0
 
     def fold(self, scores: Scores, members: Members) -> None:
-        """Counts ±inf among scores float64 [n]; NaN is a miss, which teaches nothing."""
+        """Counts ±inf among scores float64 [n] by their bits; NaN, a failed trial, is ignored."""
         diverged = np.isinf(scores)
         self.outside += int((diverged & ~members).sum())
         self.inside += int((diverged & members).sum())
@@ -101,7 +104,7 @@ class Diverged:
 
     @property
     def sure(self) -> bool:
-        """Whether the two worlds diverge so unequally that this is no accident."""
+        """Whether the two worlds diverge too unequally for chance."""
         total = self.inside + self.outside
         return total > 0 and abs(self.inside - self.outside) >= _CLEAR * total**0.5
 
@@ -109,22 +112,22 @@ class Diverged:
 def with_diverged_guessed(scores: Scores, members: Members, learn: int) -> Scores:
     """Returns scores in which diverged trials are guesses: +inf for "in", -inf for "out".
 
-    The guess is the world in which more of the first `learn` trials diverged; these become misses,
-    since their bits were used. With `learn` 0 all trials decide and are guessed: for choosing a
-    threshold, not for a bound.
+    The guess is the world in which more of the first `learn` trials diverged. These become failed
+    trials, since their bits were used. With `learn` 0 all trials decide and are guessed: for the
+    choice of a threshold, not for a bound.
 
     Args:
         scores: float64 [n], ±inf where diverged, NaN where there was no output.
         members: the secret bits, bool [n].
-        learn: number of trials that only teach.
+        learn: number of first trials that decide the guess and are not guessed.
 
     Returns:
-        float64 [n], NaN for misses.
+        float64 [n], NaN for failed trials.
     """
-    first = Diverged()
+    deciding = Diverged()
     end = learn or len(scores)
-    first.fold(scores[:end], members[:end])
-    guess = np.inf if first.guessed_in else -np.inf
+    deciding.fold(scores[:end], members[:end])
+    guess = np.inf if deciding.guessed_in else -np.inf
     diverged = np.isinf(scores)
     guessed = np.where(diverged, guess, scores)
     guessed[:learn][diverged[:learn]] = np.nan

@@ -3,16 +3,16 @@
 The bits of the first trials are revealed, then, one small part at a time, those of the trials that
 seem least certain; all others are guessed. Every choice is a function of the outputs and of
 revealed bits. Given all outputs, the bits of independent runs are independent, so masked ones are
-as uncertain as if nothing had been revealed. (Lei and Fithian's AdaPT reveals p-values so, 2018.)
+as uncertain as if nothing had been revealed. (AdaPT, by Lei and Fithian 2018, so reveals p-values.)
 
 How likely "in" is at a score is estimated from the revealed bits. The log odds of "in" are assumed
 to rise along a ramp in the rank of the score (as a normal score) and to be flat beyond its two
-ends. Six ramps, with ends at either knot or nowhere, and two of them once more as even on both
-sides, are fitted with normal priors and averaged by their evidence: a steady rise suits Gaussian
-noise, a rise between two plateaus Laplace noise and randomised response, a rise at one end a leak
-in some runs only. Where revealed bits at either end of the ranks contradict the ramps, as those of
-a rare event that only one world has, their own rate replaces these. Where scores are log odds, a
-line in the scores themselves is fitted, too. Nothing that is certified rests on the fit.
+ends. Six ramps, with two of four knots as ends, and two of them a second time with another prior,
+are fitted with normal priors and averaged by their evidence: a steady rise suits Gaussian noise, a
+rise between two plateaus Laplace noise and randomised response, a rise at one end a leak in some
+runs only. If the revealed bits at either end of the ranks contradict the ramps, as those of a rare
+event that only one world has do, their rate replaces that of the ramps. If scores are log odds, a
+line in the scores themselves is fitted, too. No certified number depends on the quality of the fit.
 """
 
 import itertools
@@ -30,13 +30,14 @@ from .error_rates import Counts, Floats
 FIRST_SHARE = 0.05
 FIRST_TRIALS = 10
 _PART = 15  # at most a fifteenth of the masked trials is revealed between two choices
-_EXPONENTS = np.linspace(0, 1, 64)  # exponents of the numbers of guesses that are compared
+# Numbers of guesses that are compared: the number of masked trials to these powers.
+_EXPONENTS = np.linspace(0, 1, 64)
 GROUPS = 256  # groups of neighbouring scores: enough to place a threshold, few enough to be fast
 _SMALLEST_GROUP = 64  # scores of the groups at either end, which are halved down to these
 _END_SHARE = 0.1  # share of the scores at either end where another rate may replace a ramp's
 _CONTRADICTION = 5.0  # nats by which a separate rate of an end must fit its revealed bits better
-_END_RATES = 4  # separate rates at most, one inside the other, at either end
-_KNOTS = (-9.0, -0.7, 0.7, 9.0)  # normal scores at which ramps end; beyond ±9 is nowhere
+_END_RATES = 4  # separate rates at most, of ranges one inside the other, at either end
+_KNOTS = (-9.0, -0.7, 0.7, 9.0)  # normal scores at which ramps end; no score is beyond ±9
 _REACH = 2.5  # normal scores beyond this are too few to count in a ramp's height
 _RAMPS = (
     *itertools.combinations(_KNOTS, 2),
@@ -48,20 +49,26 @@ _BOTTOM = np.maximum(_LOW, -_REACH)
 _TOP = np.minimum(_HIGH, _REACH)
 # Prior weights of the ramps: a steady rise, as of Gaussian noise, is the likeliest.
 _FAVOUR = np.log([1.0, 1.0, 1.0, 4.0, 1.0, 1.0, 0.3, 0.6, 4.0])[:, None]
-# Prior standard deviations of the log odds halfway up a ramp. They are about even for two mirrored
-# ramps, as where both worlds look alike: otherwise the luck of early trials makes one of two equal
-# sides look surer. The last is the ramp by log odds.
+# Prior standard deviations of the log odds halfway up a ramp: six ramps, the two of them that come
+# a second time, and the line in log odds. The two have about even odds halfway up, so that both
+# sides are alike: otherwise chance in early trials makes one of two equal sides look surer.
 _LEVEL_SD = np.repeat([2.0, 0.05, 0.5], [6, 2, 1])[:, None]
 _LARGEST_ODDS = 20.0  # log odds beyond which scores count as these
 _RISE_SD = 8.0  # standard deviation of the height of a ramp
 _NEWTON_STEPS = 12
-_NEWTON_REACH = 4.0  # log odds that a step may change
-_CLOSE = 5e-2  # log odds: the fit need not be finer
+_NEWTON_REACH = 4.0  # largest change of a parameter by one step, in log odds
+_CLOSE = 5e-2  # a step below this many log odds ends the fit
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Guesses on masked trials, how many of them are right, and the lowest score guessed "in"."""
+    """Guesses on masked trials.
+
+    Attributes:
+        right: number of correct guesses.
+        guesses: number of guesses.
+        threshold: lowest score of a trial that is guessed "in"; NaN if none is.
+    """
 
     right: int
     guesses: int
@@ -75,16 +82,17 @@ def hit_rate(
     revealed: int,
     missed: int,
 ) -> Floats:
-    """Computes the hit rate that some numbers of guesses would certify.
+    """Computes lower bounds on the hit rate that numbers of guesses are expected to give, [n].
 
     Args:
         guesses: numbers of guesses, [n].
         wrong: how many of them are expected to be wrong, [n].
-        alpha: level of the lower bound on the rate.
-        revealed: guesses that are excluded, as if right ones were revealed.
+        alpha: level of the lower bounds.
+        revealed: correct guesses that are excluded, as if their bits had been revealed.
         missed: trials without an output, which count as wrong.
     """
     right = np.maximum(guesses - wrong - revealed, 0.0)
+    # Clopper and Pearson's bound, for numbers that need not be whole.
     bound = betaincinv(np.maximum(right, 1e-9), wrong + missed + 1, alpha)
     return np.where(right > 0, bound, 0.0)
 
@@ -112,15 +120,15 @@ class Masks:
         first: int,
         log_odds: bool = False,
     ) -> None:
-        """Groups the trials by score, reveals the bits of the first ones, and fits P(in)."""
+        """Groups the trials by score, reveals the bits of the first ones, and estimates P(in)."""
         self._scores = scores
         self._groups = groups = Groups.from_scores(scores, log_odds)
         # Trials that are in, among the first k of the order.
         self._in_before = _running_count(members[groups.order])
         # Within a group trials are in order, so the revealed ones are always its first.
-        early = _running_count(groups.order < first)
-        revealed = early[groups.start + groups.size] - early[groups.start]
-        self._revealed = revealed.astype(np.int64)  # [groups]
+        first_before = _running_count(groups.order < first)
+        revealed = first_before[groups.start + groups.size] - first_before[groups.start]
+        self._revealed = revealed.astype(np.int64)  # number of revealed trials, [groups]
         self._fit: Floats | None = None  # parameters of the last fit, from which the next begins
         self._refit()
 
@@ -130,11 +138,11 @@ class Masks:
         revealed: int = 0,
         missed: int = 0,
     ) -> Judged:
-        """Reveals bits while fewer, surer guesses promise more `hit_rate`; guesses the others.
+        """Reveals bits while fewer, surer guesses promise a larger `hit_rate`; guesses the others.
 
         Args:
             alpha: level of the lower bound on the rate.
-            revealed: right guesses that are excluded, as if their bits had been revealed.
+            revealed: correct guesses that are excluded, as if their bits had been revealed.
             missed: trials without an output, which count as wrong.
         """
         while self._reveal(alpha, revealed, missed):
@@ -150,7 +158,7 @@ class Masks:
         masked = self._groups.size - self._revealed
         surest = np.argsort(self._doubt, kind="stable")
         sizes = masked[surest]
-        # Guesses that are left for each group, after those for surer groups.
+        # Guesses that remain for each group, after those for surer groups.
         remaining = guesses - (np.cumsum(sizes) - sizes)
         guessed = np.zeros_like(masked)
         guessed[surest] = np.minimum(sizes, np.maximum(remaining, 0))
@@ -164,18 +172,18 @@ class Masks:
         self._chance, self._fit = self._groups.chance_in(
             members_revealed, self._revealed, self._fit
         )
-        # The chance that the likelier bit is wrong.
+        # Probability that the likelier bit is wrong, [groups].
         self._doubt = np.minimum(self._chance, 1 - self._chance)
 
     def _reveal(self, alpha: float, revealed: int, missed: int) -> bool:
-        """Reveals some of the least certain trials; returns False if none should be.
+        """Reveals some of the least certain trials; returns whether it did.
 
-        Compares what some numbers of the surest guesses promise. If the best number is not all, it
-        reveals a part of the others, so that the fit can be repeated before the next part.
+        Compares the `hit_rate` of some numbers of the surest guesses. If the best number is not
+        all, it reveals a part of the others, so that the fit can be repeated before the next part.
 
         Args:
             alpha: level of the lower bound on the rate.
-            revealed: right guesses that are excluded.
+            revealed: correct guesses that are excluded.
             missed: trials without an output.
         """
         masked = self._groups.size - self._revealed
@@ -188,14 +196,15 @@ class Masks:
         wrong = np.cumsum(expected_wrong[surest])
         most = float(guesses[-1])
         candidates = np.searchsorted(guesses, most**_EXPONENTS)
-        candidates = np.unique(np.minimum(candidates, len(guesses) - 1))  # the last may round up
+        # Rounding of the last power may lead beyond the last group.
+        candidates = np.unique(np.minimum(candidates, len(guesses) - 1))
         rates = hit_rate(guesses[candidates], wrong[candidates], alpha, revealed, missed)
         if rates.max() <= rates[-1]:
             return False
         best = candidates[int(np.argmax(rates))]
         excess = int(most - guesses[best])
         part = min(excess, math.ceil(most / _PART))
-        # About `part` bits, most doubtful groups first; never all of a large group.
+        # About `part` bits, of the most doubtful groups first; never all of a large group.
         doubtful = surest[:best:-1]
         shares = np.maximum(masked[doubtful] // _PART, 1)
         before = np.cumsum(shares) - shares
@@ -252,8 +261,9 @@ class Groups:
         rising = rising[np.argsort(scores[rising])]
         is_first = _is_new(scores[rising])
         first = np.flatnonzero(is_first).astype(np.int32)  # rank where each distinct value begins
-        equal_scores = np.diff(first, append=np.int32(len(rising)))  # scores that are equal to it
-        group_of_value = np.arange(min(len(first), GROUPS), dtype=np.int16)  # sorted by digits
+        equal_scores = np.diff(first, append=np.int32(len(rising)))  # scores that have the value
+        # 16 bits suffice for GROUPS, and sorting them is faster: by digits.
+        group_of_value = np.arange(min(len(first), GROUPS), dtype=np.int16)
         if len(first) > GROUPS:  # else each value is a group
             middle = first + equal_scores - equal_scores // 2 - 1
             coarse = np.searchsorted(_first_ranks(len(rising)), middle, side="right")
@@ -278,31 +288,35 @@ class Groups:
         return cls(order, start, size, ramps)
 
     def chance_in(
-        self, inside: Counts, revealed: Counts, start: Floats | None = None
+        self, inside: Counts, revealed: Counts, initial: Floats | None = None
     ) -> tuple[Floats, Floats]:
         """Estimates P(in) of each group, float64 [groups].
+
+        The ramps are fitted to the revealed bits. At both ends, the rate of the revealed bits there
+        replaces the ramps if it contradicts them. Diverged trials have the rate of their revealed
+        bits.
 
         Args:
             inside: how many of the revealed trials are in, [groups].
             revealed: number of revealed trials, [groups].
-            start: parameters from which the fit begins; None for zeros.
+            initial: parameters from which the fit begins; None for zeros.
 
         Returns:
             The probabilities, and the fitted parameters.
         """
-        curve, theta = _average(self.ramps, inside[:-1], revealed[:-1], start)
-        middle = (self.start + self.size / 2)[:-1]
-        finite = float(self.size[:-1].sum())
-        upper = np.flatnonzero(middle > (1 - _END_SHARE) * finite)[::-1]
-        lower = np.flatnonzero(middle < _END_SHARE * finite)
-        for end in (upper, lower):
-            curve[end] = _end_rates(curve[end], inside[end], revealed[end])
-        diverged = (inside[-1] + 0.5) / (revealed[-1] + 1)
-        return np.append(curve, diverged), theta
+        chance, theta = _average(self.ramps, inside[:-1], revealed[:-1], initial)
+        middle_rank = (self.start + self.size / 2)[:-1]
+        finite = float(self.size[:-1].sum())  # number of trials that did not diverge
+        upper_end = np.flatnonzero(middle_rank > (1 - _END_SHARE) * finite)
+        lower_end = np.flatnonzero(middle_rank < _END_SHARE * finite)
+        for end in (upper_end[::-1], lower_end):  # groups from the outermost on
+            chance[end] = _end_rates(chance[end], inside[end], revealed[end])
+        diverged = (inside[-1] + 0.5) / (revealed[-1] + 1)  # mean by Jeffreys' prior
+        return np.append(chance, diverged), theta
 
 
 def _running_count(flags: Members) -> NDArray[np.int32]:
-    """Counts the flags that are set among the first k, for k = 0..R: int32 [R + 1]."""
+    """Counts the true flags among the first k, for k = 0..R: int32 [R + 1]."""
     counts = np.zeros(len(flags) + 1, dtype=np.int32)
     np.cumsum(flags, dtype=np.int32, out=counts[1:])
     return counts
@@ -315,20 +329,24 @@ def _is_new(rising: Floats | Counts) -> Members:
 
 
 def _average(
-    ramps: Floats, inside: Counts, revealed: Counts, start: Floats | None
+    ramps: Floats, inside: Counts, revealed: Counts, initial: Floats | None
 ) -> tuple[Floats, Floats]:
     """Computes the posterior mean of P(in), averaged over ramps by their evidence.
 
-    Newton's method finds the mode of each ramp's level and rise (`theta`, [2, ramps, 1]); a Laplace
-    approximation around it gives the evidence, and a probit approximation the mean.
+    The log odds of "in" are level + rise * ramp. Newton's method finds the mode of each ramp's
+    level and rise; a Laplace approximation around it gives the evidence, and a probit approximation
+    the mean.
 
     Args:
         ramps: values of the shapes, float64 [ramps, groups].
         inside: how many of the revealed trials are in, [groups].
         revealed: number of revealed trials, [groups].
-        start: parameters from which Newton's method begins; None for zeros.
+        initial: parameters from which Newton's method begins; None for zeros.
+
+    Returns:
+        The mean of each group, float64 [groups], and levels and rises, float64 [2, ramps, 1].
     """
-    theta = np.zeros((2, len(ramps), 1)) if start is None else start
+    theta = np.zeros((2, len(ramps), 1)) if initial is None else initial
     level_sd = _LEVEL_SD[: len(ramps)]
     for _ in range(_NEWTON_STEPS):
         level, rise = theta
@@ -353,7 +371,7 @@ def _average(
     variance = (c - 2 * b * ramps + a * ramps**2) / determinant
     level, rise = theta
     prior = (level / level_sd) ** 2 + (rise / _RISE_SD) ** 2
-    # log(1 + e^x), in a fifth of the time of logaddexp
+    # log(1 + e^x) takes a fifth of the time that logaddexp takes.
     smaller_term = np.exp(-np.abs(log_odds))
     log_sum = np.maximum(log_odds, 0) + np.log(1 + smaller_term)
     likelihood = _sum(inside * log_odds - revealed * log_sum)
@@ -366,10 +384,10 @@ def _average(
 
 
 def _first_ranks(scores: int) -> Counts:
-    """Returns the first rank of each group but the lowest, rising, int64 [groups - 1].
+    """Returns the first rank of each group except the lowest, rising, int64 [groups - 1].
 
-    Groups have equal sizes, but those at both ends are divided by halves towards the end: so an
-    event that is rarer than a group forms its own group in large audits.
+    Groups have equal sizes, but the two at the ends are halved again and again towards the end: so
+    an event that is rarer than a group forms a separate group in large audits.
     """
     equal = -(-np.arange(1, GROUPS, dtype=np.int64) * scores // GROUPS)
     halvings = max(int(math.log2(scores / GROUPS / _SMALLEST_GROUP)), 0)
@@ -379,6 +397,9 @@ def _first_ranks(scores: int) -> Counts:
 
 def _end_rates(chance: Floats, inside: Counts, revealed: Counts) -> Floats:
     """Replaces P(in) at an end of the ranks where revealed bits contradict it.
+
+    A range of groups from the end on gets the rate of its revealed bits if that explains them
+    better than the ramps do, by more than `_CONTRADICTION`. The same is repeated inside the range.
 
     Args:
         chance: P(in) by the ramps, of groups from the outermost on, float64 [n].
@@ -402,5 +423,5 @@ def _end_rates(chance: Floats, inside: Counts, revealed: Counts) -> Floats:
 
 
 def _sum(values: Floats) -> Floats:
-    """Sums over groups, [ramps, groups] to [ramps, 1]."""
+    """Sums over groups: [ramps, groups] to [ramps, 1]."""
     return np.asarray(values.sum(1, keepdims=True))

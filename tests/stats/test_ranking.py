@@ -62,7 +62,7 @@ def test_each_bound_on_mu_is_refuted_itself(n, mu):
 
 
 def test_the_smallest_costs_and_those_below_rounding_are_dropped():
-    kept = Costs(3, np.array([0.1, 0.2, 0.3, 0.4, 0.0, 0.0])).above(1)
+    kept = Costs(3, np.array([0.1, 0.2, 0.3, 0.4, 0.0, 0.0])).without_smallest(1)
     assert (kept.first, kept.probabilities.tolist()) == (4, [0.2, 0.3, 0.4])
 
 
@@ -99,7 +99,7 @@ def test_claims_that_no_number_can_hold():
     for curve in curves:
         assert Responses.from_curve(curve).shares.sum() == approx(1.0)
         for size in (50, 500):
-            assert distribution(size, curve)[1].below[-1] == approx(1.0)
+            assert distribution(size, curve)[1].cumulative[-1] == approx(1.0)
 
 
 @pytest.mark.parametrize("curve", CLAIMS, ids=IDS)
@@ -135,11 +135,11 @@ def test_large_groups_are_counted_to_the_first_order_on_the_safe_side(mu, monkey
     for size in (200, 700):
         weights = Weights.from_responses(size, coins)
         fast = ranking._costs(weights, coins)
-        monkeypatch.setattr(ranking, "_LARGE", size + 1)
+        monkeypatch.setattr(ranking, "_LARGE_GROUP", size + 1)
         exact = ranking._costs(weights, coins)
         monkeypatch.undo()
         for alpha, least in ((0.05, 0.95), (0.01, 0.92), (1e-3, 0.87), (1e-5, 0.8)):
-            cost = fast.first + int(np.searchsorted(fast.below, alpha))
+            cost = fast.first + int(np.searchsorted(fast.cumulative, alpha))
             assert least < exact.at_most(cost) / fast.at_most(cost) < 1.003
 
 
@@ -156,7 +156,7 @@ def test_costs_are_drawn_like_trial_by_trial():
     overlaps = drawn_costs(weights, coins, draws, rng)
     for found in (overlaps, drawn_mistakes(size, coins, draws, rng) @ cost):
         for q in (0.02, 0.1, 0.5, 0.9):
-            at = costs.first + int(np.searchsorted(costs.below, q))
+            at = costs.first + int(np.searchsorted(costs.cumulative, q))
             share = costs.at_most(at)
             error = math.sqrt(share * (1 - share) / draws)
             assert np.mean(found <= at) == approx(share, abs=4 * error)
@@ -183,7 +183,7 @@ def test_rank_errs_at_every_level_no_more_than_it_may(size, mu):
     rng = np.random.default_rng(size)
     found = np.concatenate([drawn_costs(weights, coins, draws // 20, rng) for _ in range(20)])
     for alpha in LEVELS:
-        limit = costs.first + int(np.searchsorted(costs.below, alpha, side="right")) - 1
+        limit = costs.first + int(np.searchsorted(costs.cumulative, alpha, side="right")) - 1
         assert not too_many(int((found <= limit).sum()), draws, alpha)
 
 
@@ -224,7 +224,7 @@ def test_what_a_frequency_may_have_is_looked_for_on_seven_paths():
         rate = np.repeat(np.clip(rates, 0, 0.5), np.diff(weights.edges))
         factors = 1 - rate + rate * np.exp(-1j * np.outer(turns, cost))
         logs.append(np.log(np.abs(factors)).sum(axis=1) - surer**2 / 2)
-    found = ranking._largest(weights, coins, turns, ranking._PATHS)
+    found = ranking._log_bounds(weights, coins, turns, ranking._PATHS)
     np.testing.assert_allclose(found, np.max(logs, axis=0), rtol=1e-9)
 
 
