@@ -217,8 +217,8 @@ def estimate(
         runs: [R], which training run each score came from; `several-canaries` takes run after run,
             with as many scores from each. If None, each score counts as another run, except for
             one-run methods, which take all scores for canaries of one run, with a warning and a
-            `note` of the estimate. Correlated scores are refused if `runs` is None, and otherwise
-            by methods that need independent runs.
+            `note` of the estimate. Correlated scores are refused without `runs`, and with
+            `runs` by methods that need independent ones.
         trade_off: `gaussian` states that the mechanism's trade-off curve is Gaussian, which
             certifies an ε that was converted from a μ; `claimed` that it is one of `family`.
         options: options of the method; `curve="claimed"` needs a `family` (`accounting.Family`).

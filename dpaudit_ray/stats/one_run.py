@@ -14,9 +14,9 @@ then excluded (`unmasking`), have a tighter bound. An (ε, δ)-DP run is a post-
 randomised response that reveals its bit with probability δ and otherwise is correct with
 probability p = e^ε / (1 + e^ε) (Kairouz, Oh, Viswanath 2015). Given all of these responses the bits
 are independent. So, however the r trials to guess and the guesses were chosen from outputs and
-excluded bits, guesses with a revealed bit are certainly correct, say K of them, and the number of
-correct ones among the others is stochastically at most Bin(r - K, p). Of R trials, K ~ Bin(R, δ)
-exceeds k with some probability β, and
+excluded bits: K guesses with a revealed bit are certainly correct, and the number of correct ones
+among the others is stochastically at most Bin(r - K, p). Of R trials, K ~ Bin(R, δ) exceeds k with
+some probability β, and
 
     P[v or more of r right] ≤ P[Bin(r - k, p) ≥ v - k] + β    for every r at once.
 
