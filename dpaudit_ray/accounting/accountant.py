@@ -15,8 +15,8 @@ from .. import imports
 from ..stats.base import subclasses
 from .training import Sampling, Training
 
-_LEAST = 1e-300  # smallest δ of a search
-_TOLERANCE = 1e-9  # of a search in log δ
+_LEAST_DELTA = 1e-300  # smallest δ of a search
+_TOLERANCE = 1e-9  # largest error of a search for log δ
 
 
 class UnansweredError(Exception):
@@ -24,10 +24,15 @@ class UnansweredError(Exception):
 
 
 class Accountant(ABC):
-    """Base of all accountants. `samplings` are those for which it has a proof, if any.
+    """Base of all accountants.
 
-    A `Training` with another sampling is passed to it as `Training.unamplified`; one without steps
-    or without noise is never passed. Methods raise ValueError if they have no bound.
+    A `Training` with a sampling that is not among `samplings` is passed as `Training.unamplified`;
+    one without steps or without noise is never passed. Methods raise ValueError if they have no
+    bound.
+
+    Attributes:
+        name: the name by which users choose the accountant.
+        samplings: those for which it has a proof of amplification.
     """
 
     name: ClassVar[str]
@@ -35,14 +40,14 @@ class Accountant(ABC):
 
     @abstractmethod
     def epsilon(self, training: Training, delta: float) -> float:
-        """Returns an upper bound on ε at δ, which does not grow with δ."""
+        """Returns an upper bound on ε at δ, which must not grow with δ."""
 
     def delta(self, training: Training, epsilon: float) -> float:
         """Returns an upper bound on δ at ε, by bisection of log δ: `epsilon` falls with δ.
 
-        It is at least `_LEAST`, and 1 if no smaller δ reaches `epsilon`.
+        It is at least `_LEAST_DELTA`, and 1 if no smaller δ reaches `epsilon`.
         """
-        low, high = math.log(_LEAST), 0.0
+        low, high = math.log(_LEAST_DELTA), 0.0
         while high - low > _TOLERANCE:
             middle = (low + high) / 2
             if self.epsilon(training, math.exp(middle)) <= epsilon:
@@ -73,17 +78,17 @@ class Accountant(ABC):
         raise NotImplementedError
 
     def remark(self, training: Training) -> str:
-        """Returns the assumption of its answer, which is `if-assumed` then; "" for none."""
+        """Returns the assumption of an answer, whose status is then `if-assumed`; "" for none."""
         return ""
 
 
 def accountants() -> dict[str, Accountant]:
     """Returns the accountants of this package, by name."""
-    inside = {}
+    named = {}
     for cls in subclasses(Accountant):
-        if cls.__module__.startswith(f"{__package__}."):
-            inside[cls.name] = _instance(cls)
-    return dict(sorted(inside.items()))
+        if cls.__module__.startswith(f"{__package__}."):  # not a user's class
+            named[cls.name] = _instance(cls)
+    return dict(sorted(named.items()))
 
 
 def find(name: str) -> Accountant:
@@ -91,7 +96,7 @@ def find(name: str) -> Accountant:
 
     Raises:
         ValueError: if no accountant has this name.
-        SpecError: if the import path leads to no accountant.
+        SpecError: if the import path does not lead to an accountant.
     """
     if ":" in name:
         return _instance(imports.subclass(Accountant, name, "accountant"))

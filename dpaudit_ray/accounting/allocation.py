@@ -2,7 +2,7 @@
 
 Such an epoch is dominated by a pair of distributions that can be computed to any accuracy (Feldman
 and Shenfeld 2026, "Efficient Privacy Loss Accounting for Subsampling and Random Allocation"), and
-epochs compose. Losses are rounded up to a grid, so what comes out is an upper bound.
+epochs compose. Losses are rounded up to a grid, so the result is an upper bound.
 """
 
 import functools
@@ -12,9 +12,9 @@ from typing import Any
 from .accountant import Accountant, UnansweredError
 from .training import Adjacency, Sampling, Training
 
-GRID = 0.01  # width, in ε of an epoch: a finer one takes proportionally longer
+GRID = 0.01  # width of the grid of losses of an epoch: a finer one takes proportionally longer
 TAIL = 1e-12  # part of δ that is truncated and added
-LARGEST = 1_000  # batches times epochs: beyond, the library may take minutes
+MOST_STEPS = 1_000  # batches times epochs: with more, the library may take minutes
 
 
 class Allocation(Accountant):
@@ -35,17 +35,18 @@ class Allocation(Accountant):
 
 
 def _losses_of(training: Training) -> Any:
-    """Returns the library's privacy loss distribution of a training.
+    """Returns the library's privacy loss distribution of a training run.
 
     Raises:
-        UnansweredError: the library lacks this sampling or adjacency, or would take too long.
+        UnansweredError: the library does not support its sampling or adjacency, or would take too
+            long.
     """
     if training.sampling is not Sampling.BALLS_AND_BINS:
         raise UnansweredError("allocation answers for balls-and-bins")
     if training.adjacency is Adjacency.REPLACE:
         raise UnansweredError("allocation takes one record more or less")
-    if training.batches * training.epochs > LARGEST:
-        raise UnansweredError(f"allocation takes {LARGEST:,} steps at most")
+    if training.batches * training.epochs > MOST_STEPS:
+        raise UnansweredError(f"allocation takes {MOST_STEPS:,} steps at most")
     return _losses(training.noise_multiplier, training.batches, training.epochs)
 
 
@@ -63,6 +64,6 @@ def _losses(noise_multiplier: float, batches: int, epochs: int) -> Any:
     config = AllocationSchemeConfig(loss_discretization=GRID, tail_truncation=TAIL)
     params = PrivacyParams(sigma=noise_multiplier, num_steps=batches, num_epochs=epochs)
     with warnings.catch_warnings():
-        # The library warns where it takes a slower way or a coarser grid; its bounds stay bounds.
+        # The library warns of a slower algorithm or a coarser grid; its bounds stay valid.
         warnings.simplefilter("ignore")
         return gaussian_allocation_pld(params=params, config=config)

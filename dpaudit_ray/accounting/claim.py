@@ -1,9 +1,9 @@
-"""Promises of mechanisms as values: δ for every ε, and the words for it.
+"""Claims of mechanisms as values: δ for every ε, and words for reports.
 
 A kind of claim is one frozen dataclass, in any module of this package. Its first field is its
 `key`, by which sweep files and `Claim(epsilon=1)` choose the kind; subclassing `Claim` is all the
-registration it needs. Training runs with Gaussian noise (`training.Training`) are a kind, too,
-whose bounds the accountants compute.
+registration it needs. Training runs with Gaussian noise (`training.Training`) are a kind, too;
+accountants compute its bounds.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from ..stats.curve import Curve
 from ..stats.error_rates import Floats, root
 
 STATED = "stated"  # the accountant of claims that are not computed from a training
-_POINTS = 60  # of a curve
+_POINTS = 60  # points of a curve
 _LEAST_DELTA = 1e-12  # δ of the last point of a curve
 LARGEST_EPSILON = 700.0  # e to the power of more is infinite in float64
 
 
 class Claim:
-    """A promise about the outputs of a mechanism on any two neighbouring inputs.
+    """A claim about the outputs of a mechanism on any two neighbouring inputs.
 
     `Claim(epsilon=1, delta=1e-6)` makes a claim of the kind that has these fields.
 
@@ -48,22 +48,22 @@ class Claim:
 
     @property
     def code(self) -> str:
-        """`module:name` of what the claim is read from; "" if it is stated in full."""
+        """Import path, `module:name`, of an object that the claim is read from; "" for none."""
         return ""
 
     @property
     def noise(self) -> float:
-        """Size of the noise, which `weakened` changes; 1 stands for what is claimed."""
+        """Size of the noise, which `weakened` changes; by default in units of the claimed noise."""
         return 1.0
 
     @property
     def gaussian(self) -> bool:
-        """Whether the claimed trade-off function is Gaussian: then a larger μ refutes it."""
+        """Whether the claimed trade-off function is Gaussian: then any larger μ refutes it."""
         return False
 
     @property
     def worst_is_gaussian(self) -> bool:
-        """Whether a Gaussian mechanism leaks all that is claimed; its curve may be smaller."""
+        """Whether a Gaussian mechanism leaks the most that is claimed; its curve may be smaller."""
         return self.gaussian
 
     def delta_at(self, epsilon: float) -> float:
@@ -81,7 +81,7 @@ class Claim:
 
     @property
     def curve(self) -> Curve:
-        """Points of the claim, as its test takes them."""
+        """Points of the claim, by which it is tested."""
         top = min(self.epsilon_at(0.0), self.epsilon_at(_LEAST_DELTA))
         return self.at(np.linspace(0.0, top, _POINTS))
 
@@ -91,7 +91,7 @@ class Claim:
         return Curve(epsilons, np.array(deltas))
 
     def weakened(self, noise: float) -> "Claim":
-        """Returns the claim with another size of the `noise`."""
+        """Returns the claim with another size of `noise`."""
         raise NotImplementedError
 
     @property
@@ -100,7 +100,7 @@ class Claim:
         raise NotImplementedError
 
     def as_fields(self) -> dict[str, Any]:
-        """Returns the fields as a sweep file states them, those at their defaults left out."""
+        """Returns the fields as a sweep file states them, without those at their defaults."""
         stated = {}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
@@ -112,6 +112,9 @@ class Claim:
 def from_fields(fields: Any) -> Claim:
     """Returns the claim that a sweep file or a plan states.
 
+    Args:
+        fields: a mapping from names to values; a `Claim` is returned as it is.
+
     Raises:
         ValueError: a field is unknown, missing or out of its bounds.
     """
@@ -121,10 +124,10 @@ def from_fields(fields: Any) -> Claim:
         raise ValueError(f"a claim is a mapping such as {{epsilon: 1}}, got {fields!r:.60}")
     named = dict(fields)
     if "noise_multiplier" in named and "releases" in named:
-        named["steps"] = named.pop("releases")  # as plans of version 1.0 call it
+        named["steps"] = named.pop("releases")  # the name in plans of version 1.0
     try:
         return Claim(**named)
-    except TypeError as error:  # a number that is text, or a list where a number belongs
+    except TypeError as error:  # text or a list in place of a number
         raise ValueError(f"{error}, in the claim {fields!r:.60}") from error
 
 
@@ -144,7 +147,11 @@ def kinds() -> dict[str, type[Claim]]:
 
 
 def _kind(fields: Mapping[str, Any]) -> type[Claim]:
-    """Returns the kind whose key is among the fields. Raises ValueError for unfitting ones."""
+    """Returns the kind of claim whose key is among the fields.
+
+    Raises:
+        ValueError: no key is, or several are, or the kind has other fields.
+    """
     by_key = kinds()
     chosen = [key for key in by_key if key in fields]
     if len(chosen) != 1:
@@ -170,11 +177,11 @@ def check_number(
     least: float = 0.0,
     open_end: bool = True,
 ) -> None:
-    """Raises ValueError unless a value is a finite number above `least`, or at it if not open.
+    """Raises ValueError unless a value is a finite number above a bound, or at it if not open.
 
     Args:
         name: name of the value, for the message.
-        value: value that a user gave, of any type.
+        value: a user's value, of any type.
         least: the bound.
         open_end: whether `least` itself is refused.
     """

@@ -16,7 +16,7 @@ from .claim import STATED, Claim
 from .training import UNAMPLIFIED, Adjacency, Sampling, Training, UpperBound
 
 _FIRST_NOISE = 20.0  # noise multiplier from which Opacus bisects downwards
-_LAST_NOISE = 1e6  # largest noise multiplier that is tried
+_LARGEST_NOISE = 1e6  # largest noise multiplier that is tried
 
 
 def epsilon(
@@ -28,7 +28,9 @@ def epsilon(
     adjacency: str = Adjacency.ADD_REMOVE,
     sampling: str = Sampling.POISSON,
 ) -> float:
-    """Returns an upper bound on ε of DP-SGD at δ, whatever the accountant's error.
+    """Returns an upper bound on ε of DP-SGD at δ.
+
+    If the accountant has no answer, its fallback answers: `epsilon_of` also returns which one did.
 
     Args:
         noise_multiplier: standard deviation of the noise over the clipping norm.
@@ -37,7 +39,8 @@ def epsilon(
         sample_rate: probability that a record takes part in a step; 1 if batches are known.
         accountant: one of `accountants()` or an import path; may refuse a `sample_rate` below 1.
         adjacency: `add-remove` or `replace`.
-        sampling: `poisson`, `shuffle` or `balls-and-bins`; the last two as far as it is proven.
+        sampling: `poisson`, `shuffle` or `balls-and-bins`. For the last two, accountants without a
+            proof bound `Training.unamplified`.
     """
     training = Training(noise_multiplier, steps, sample_rate, adjacency, sampling)
     return epsilon_of(training, delta, accountant).upper
@@ -47,7 +50,7 @@ def epsilon_of(training: Claim, delta: float, accountant: str = "gaussian") -> U
     """Returns ε of a claim at δ, with the accountant that answered and why.
 
     Args:
-        training: the claim; if it is not a training, it answers for itself.
+        training: the claim. If it is not a `Training`, its own `epsilon_at` answers.
         delta: δ, in (0, 1).
         accountant: one of `accountants()` or an import path.
     """
@@ -61,7 +64,7 @@ def delta_of(training: Claim, epsilon: float, accountant: str = "gaussian") -> U
     """Returns δ of a claim at ε, with the accountant that answered and why; 1 without noise.
 
     Args:
-        training: the claim; if it is not a training, it answers for itself.
+        training: the claim. If it is not a `Training`, its own `delta_at` answers.
         epsilon: ε, at least 0.
         accountant: one of `accountants()` or an import path.
     """
@@ -74,31 +77,31 @@ def delta_of(training: Claim, epsilon: float, accountant: str = "gaussian") -> U
 def curve(
     training: Training, steps: Sequence[int], delta: float, accountant: str = "gaussian"
 ) -> Floats:
-    """Returns upper bounds on ε of a training after each of `steps`, float64 [len(steps)].
+    """Returns upper bounds on ε of a training run after each of `steps`, float64 [len(steps)].
 
     Args:
-        training: the training, whose own number of steps is ignored.
+        training: the training run, whose own number of steps is ignored.
         steps: numbers of steps.
         delta: δ, in (0, 1).
         accountant: one of `accountants()` or an import path.
     """
     in_unit("delta", delta)
     named = find(accountant)
-    trainings = [training.after(int(count)) for count in steps]
-    proven = [_with_proof(named, t)[0] for t in trainings]
-    counts = [t.steps for t in proven if t.known is None]
+    prefixes = [training.after(int(count)) for count in steps]
+    proven = [_with_proof(named, prefix)[0] for prefix in prefixes]
+    counts = [prefix.steps for prefix in proven if prefix.known is None]
     if counts:
-        longest = max(proven, key=lambda t: t.steps)
+        longest = max(proven, key=lambda prefix: prefix.steps)
         try:
             bounds = iter(named.epsilons(longest, counts, delta))  # all counts in one computation
             return np.array([next(bounds) if t.known is None else t.known for t in proven])
         except UnansweredError:
             pass  # each count may still be answered separately, or by the fallback
-    return np.array([_answer(t, named, "epsilon", delta).upper for t in trainings])
+    return np.array([_answer(prefix, named, "epsilon", delta).upper for prefix in prefixes])
 
 
 def remark(training: Claim, accountant: str) -> str:
-    """Returns a note on what an accountant's answer will assume; mostly "".
+    """Returns a note on what an accountant's answer will assume; "" if it assumes nothing.
 
     Args:
         training: the claim.
@@ -121,7 +124,7 @@ def events_epsilon(
 ) -> float:
     """Returns an upper bound on ε at δ of Poisson-sampled steps with different noise or rates.
 
-    If the accountant has no answer, it is that of `pld`. It is infinite if a step has no noise.
+    If the accountant has no answer, `pld` answers. The bound is infinite if a step has no noise.
 
     Args:
         events: (noise multiplier, sample rate, steps) each, in any order, as in the `history` of
@@ -136,19 +139,19 @@ def events_epsilon(
     in_unit("delta", delta)
     counts = collections.Counter[Training]()
     for noise, rate, steps in events:
-        # One step as a key, so that equal steps of all events add up.
+        # The key is one step, so that equal steps of all events add up.
         counts[Training(noise, steps, rate, adjacency).after(1)] += steps
-    trainings = tuple(kind.after(steps) for kind, steps in counts.items() if steps)
-    if any(part.noise_multiplier == 0 for part in trainings):
+    parts = tuple(step.after(steps) for step, steps in counts.items() if steps)
+    if any(part.noise_multiplier == 0 for part in parts):
         return math.inf
-    if not trainings:
+    if not parts:
         return 0.0
-    if len(trainings) == 1:
-        return epsilon_of(trainings[0], delta, accountant).upper
+    if len(parts) == 1:
+        return epsilon_of(parts[0], delta, accountant).upper
     try:
-        return find(accountant).composed(trainings, delta)
+        return find(accountant).composed(parts, delta)
     except UnansweredError:
-        return find("pld").composed(trainings, delta)
+        return find("pld").composed(parts, delta)
 
 
 def noise_multiplier(
@@ -161,7 +164,7 @@ def noise_multiplier(
     *,
     sampling: str = Sampling.POISSON,
 ) -> float:
-    """Returns a noise multiplier whose claim lies in [epsilon - tolerance, epsilon].
+    """Returns a noise multiplier with which ε lies in [epsilon - tolerance, epsilon].
 
     It has a closed form for `gaussian`; otherwise it is bisected from 20 downwards, as in Opacus.
 
@@ -179,17 +182,17 @@ def noise_multiplier(
     """
     in_unit("delta", delta)
     training = Training(1.0, steps, sample_rate, sampling=sampling)
-    fixed = training.unamplified
-    if accountant == "gaussian" and fixed.sample_rate == 1:
+    unamplified = training.unamplified
+    if accountant == "gaussian" and unamplified.sample_rate == 1:
         _check_target(epsilon, tolerance)
-        return math.sqrt(fixed.steps) / float(gdp.mu(epsilon, delta))
+        return math.sqrt(unamplified.steps) / float(gdp.mu(epsilon, delta))
 
-    def claim(noise: float) -> float:
-        """Returns ε of this training with another noise multiplier."""
+    def claimed_epsilon(noise: float) -> float:
+        """Returns ε of this training run with another noise multiplier."""
         with_noise = replace(training, noise_multiplier=noise)
         return epsilon_of(with_noise, delta, accountant).upper
 
-    return _bisected_noise(claim, epsilon, tolerance)
+    return _bisected_noise(claimed_epsilon, epsilon, tolerance)
 
 
 def clt_epsilon(
@@ -197,7 +200,7 @@ def clt_epsilon(
 ) -> float:
     """Returns ε by the central limit theorem for GDP (Bu et al. 2020).
 
-    It is NOT an upper bound, but some 3 % too small. Training is taken as μ-GDP, with
+    It is NOT an upper bound, but some 3 % too small. The training run is taken as μ-GDP, with
     μ = q √(T (e^(1/σ²) - 1)) for rate q, T steps and noise σ. Arguments are those of `epsilon`.
     """
     training = Training(noise_multiplier, steps, sample_rate)
@@ -216,40 +219,43 @@ def clt_noise_multiplier(
     sample_rate: float = 1.0,
     tolerance: float = 0.01,
 ) -> float:
-    """Returns a noise multiplier by `clt_epsilon`: too small, since that is no upper bound."""
+    """Returns a noise multiplier by `clt_epsilon`: too small, since that is not an upper bound.
+
+    Arguments are those of `noise_multiplier`.
+    """
     return _bisected_noise(
         lambda noise: clt_epsilon(noise, steps, delta, sample_rate), epsilon, tolerance
     )
 
 
 def _bisected_noise(
-    claim: Callable[[float], float],
+    claimed_epsilon: Callable[[float], float],
     epsilon: float,
     tolerance: float,
 ) -> float:
-    """Returns a noise multiplier whose claim lies in [epsilon - tolerance, epsilon].
+    """Returns a noise multiplier with which ε lies in [epsilon - tolerance, epsilon].
 
     It bisects as Opacus does, to 0.01 of ε; a finer tolerance is met by a root finder from there.
 
     Args:
-        claim: ε by noise multiplier, falling.
+        claimed_epsilon: ε by noise multiplier, falling.
         epsilon: the target.
         tolerance: error allowed for ε.
 
     Raises:
-        ValueError: more noise than `_LAST_NOISE` would be needed.
+        ValueError: more noise than `_LARGEST_NOISE` would be needed, or an argument is invalid.
     """
     _check_target(epsilon, tolerance)
     coarse_tolerance = max(tolerance, 0.01)
     low, high = 0.0, _FIRST_NOISE
-    while (bound := claim(high)) > epsilon:
+    while (bound := claimed_epsilon(high)) > epsilon:
         high *= 2
-        if high > _LAST_NOISE:
-            most = plain(_LAST_NOISE)
+        if high > _LARGEST_NOISE:
+            most = plain(_LARGEST_NOISE)
             raise ValueError(f"no noise_multiplier up to {most} reaches epsilon {epsilon}")
     while epsilon - bound > coarse_tolerance:
         middle = (low + high) / 2
-        value = claim(middle)
+        value = claimed_epsilon(middle)
         if value < epsilon:
             high = middle
             bound = value
@@ -258,8 +264,8 @@ def _bisected_noise(
     if epsilon - bound <= tolerance:
         return high
     target = epsilon - tolerance / 2
-    # `low` is 0 if no bisection was needed: the claim has no value there.
-    return root(lambda noise: claim(noise) - target, low or high / 2, high, xtol=1e-9)
+    # `low` is 0 if no noise was too small yet: ε has no value there.
+    return root(lambda noise: claimed_epsilon(noise) - target, low or high / 2, high, xtol=1e-9)
 
 
 def _check_target(epsilon: float, tolerance: float) -> None:
@@ -277,13 +283,13 @@ def _answer(
     bounded: str,
     at: float,
 ) -> UpperBound:
-    """Returns the accountant's `bounded` (epsilon or delta), or its fallback's if it has none.
+    """Returns the accountant's bound on ε or δ, or that of its fallback if it has none.
 
     Args:
         training: the claim.
-        accountant: queried first.
-        bounded: "epsilon" or "delta".
-        at: the δ at which ε is bounded, or the ε at which δ is.
+        accountant: the accountant that is queried first.
+        bounded: the method that is called: "epsilon" or "delta".
+        at: the δ at which ε is bounded, or the ε at which δ is bounded.
     """
     if training.known is not None:
         value = training.known if bounded == "epsilon" else min(training.known, 1.0)
@@ -305,12 +311,15 @@ def _answer(
 
 
 def _assumption(accountant: Accountant, proven: Training) -> str:
-    """Returns the assumption of an answer, after its status; "" for none."""
+    """Returns the status and the assumption of an answer, as a note; "" if it assumes nothing."""
     remark = accountant.remark(proven)
     return remark and f"{Status.IF_ASSUMED}: {remark}"
 
 
 def _with_proof(accountant: Accountant, training: Training) -> tuple[Training, str]:
-    """Returns the training for which an accountant has a proof, and a note on it."""
+    """Returns the training run that an accountant bounds by a proof, and a note if it is another.
+
+    That is the training run itself, or its `unamplified` one.
+    """
     proven = training if training.sampling in accountant.samplings else training.unamplified
     return proven, UNAMPLIFIED if proven != training else ""

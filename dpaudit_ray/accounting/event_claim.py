@@ -65,7 +65,8 @@ def _accountant(claim: EventClaim) -> Any:
     """Returns an accountant of `dp_accounting` that has composed the event.
 
     Raises:
-        SpecError: the package is missing, or has no loss distribution for what is named.
+        SpecError: the package is missing, the path does not lead to an event, or the package has no
+            loss distribution for it.
     """
     try:
         from dp_accounting import DpEvent, NeighboringRelation, UnsupportedEventError
@@ -88,7 +89,7 @@ def _accountant(claim: EventClaim) -> Any:
 
 
 def _with_noise(event: Any, factor: float) -> Any:
-    """Returns an event with `factor` times the noise in it and in the events that it composes."""
+    """Returns an event with `factor` times the noise, also in the events that it composes."""
     import attr
 
     changes = {}
@@ -100,7 +101,7 @@ def _with_noise(event: Any, factor: float) -> Any:
         elif name in ("noise_multiplier", "standard_deviation"):
             changes[name] = value * factor
         elif name == "noise_parameter" and hasattr(event, "sensitivity"):
-            changes[name] = value / factor  # of discrete Laplace noise: an inverse scale
+            changes[name] = value / factor  # the inverse scale of discrete Laplace noise
         elif name == "noise_parameter":
-            changes[name] = min(value * factor, 1.0)  # chance of a random answer
+            changes[name] = min(value * factor, 1.0)  # probability of a random answer
     return attr.evolve(event, **changes)

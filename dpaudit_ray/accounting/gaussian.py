@@ -1,4 +1,4 @@
-"""Exact accounting when every step sees every record: the training is √steps / σ -GDP."""
+"""Exact accounting if every step uses every record: the training run is √steps / σ -GDP."""
 
 import math
 
@@ -11,7 +11,7 @@ class Gaussian(Accountant):
     """Dong, Roth, Su 2022, Corollary 3.3: exact, for runs whose steps use every record."""
 
     name = "gaussian"
-    samplings = frozenset()
+    samplings = frozenset()  # it has no proof of amplification: batches count as known
 
     def epsilon(self, training: Training, delta: float) -> float:
         return float(gdp.epsilon(mu(training), delta))
@@ -30,7 +30,11 @@ class Gaussian(Accountant):
 
 
 def mu(training: Training) -> float:
-    """Returns a training's GDP parameter. Raises ValueError for sampling: it has no closed form."""
+    """Returns the GDP parameter of a training run.
+
+    Raises:
+        ValueError: the run samples its batches, so that it is not Gaussian.
+    """
     rate = training.sample_rate
     if rate != 1:
         rule = "the gaussian accountant is exact at sample_rate 1 only"

@@ -1,4 +1,4 @@
-"""Claims by distributions of the privacy loss: Laplace noise, and losses that people list.
+"""Claims by distributions of the privacy loss: Laplace noise, and losses that a user lists.
 
 Releases are composed on a grid, from above (`pld`).
 """
@@ -16,8 +16,8 @@ from ..stats.error_rates import Floats
 from .claim import Claim, check_number, check_unit
 from .pld import LossSum, split_losses
 
-_CELLS = 2000  # of the grid of one release
-_POINTS = 60  # of a curve
+_CELLS = 2000  # cells of the grid of one release
+_POINTS = 60  # points of a curve
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LaplaceReleases(Claim):
 
     @property
     def pure(self) -> float:
-        """ε at δ = 0."""
+        """The claimed ε at δ = 0."""
         return self.releases / self.laplace
 
     def delta_at(self, epsilon: float) -> float:
@@ -52,7 +52,7 @@ class LaplaceReleases(Claim):
         return _laplace_sum(self.laplace, self.releases).delta(epsilon)
 
     def epsilon_at(self, delta: float) -> float:
-        """Returns ε at δ, by the same formula for one release."""
+        """Returns ε at δ; for one release, by the formula of `delta_at`, solved for ε."""
         if delta == 0:
             return self.pure
         if self.releases == 1:
@@ -155,14 +155,14 @@ def _laplace_sum(scale: float, releases: int) -> LossSum:
     losses = np.linspace(-largest, largest, _CELLS + 1)
     inside = np.exp((losses - largest) / 2) / 2  # P[L ≤ l] with the record
     outside = 1 - np.exp(-(losses + largest) / 2) / 2  # P[L ≤ l] without the record
-    cells = np.diff(inside)
+    cells_inside = np.diff(inside)
     cells_outside = np.diff(outside)
     # With the record, half of the mass has exactly the largest loss; without it, the smallest.
-    cells[0] += inside[0]
+    cells_inside[0] += inside[0]
     cells_outside[0] += outside[0]
-    cells[-1] += 0.5
+    cells_inside[-1] += 0.5
     cells_outside[-1] += 1 - outside[-1]
-    return _composed(cells, cells_outside, -_CELLS // 2, width, releases)
+    return _composed(cells_inside, cells_outside, -_CELLS // 2, width, releases)
 
 
 @lru_cache
@@ -175,14 +175,14 @@ def _listed_sum(
 
     Args:
         losses: possible losses of one release.
-        chances: losses' probabilities with the record; without it they are e^-loss times as large.
+        chances: probability of each loss with the record; without it, it is e^-loss times as large.
         releases: number of releases.
     """
     values = np.array(losses)
     largest = max(float(np.abs(values).max()), 1e-3)
     width = 2 * largest / _CELLS
     steps = np.floor(values / width).astype(int)
-    cell = np.minimum(steps + _CELLS // 2, _CELLS - 1)
+    cell = np.minimum(steps + _CELLS // 2, _CELLS - 1)  # the largest loss is the end of the last
     masses = np.array(chances)
     inside = np.zeros(_CELLS)
     np.add.at(inside, cell, masses)
@@ -204,13 +204,13 @@ def _composed(
 
     Args:
         inside: probability of each cell with the record, float64 [n].
-        outside: without it, [n].
+        outside: probability of each cell without the record, float64 [n].
         first: index of the lower end of the first cell.
         width: width of a cell.
         releases: number of releases.
         infinite: probability of an infinite loss.
     """
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore"):  # cells may be empty
         losses = split_losses(np.log(inside), np.log(outside), first, width, infinite=0.0)
     losses = replace(losses, infinite=max(infinite, 0.0))
     return LossSum(((losses, releases),), pessimistic=True)

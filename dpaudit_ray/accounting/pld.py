@@ -1,13 +1,13 @@
-"""Privacy loss distributions on a grid (Koskela et al. 2020), with ends that are proven.
+"""Privacy loss distributions on a grid (Koskela et al. 2020), with bounds that are proven.
 
-A step is a pair of distributions, with the record and without it. Between points of a grid of
-losses lie cells, with their mass under both. From above, the mass of a cell is split between its
-ends so that both masses stay ("connect the dots", Doroshenko et al. 2022); from below, a cell
-becomes one outcome, whose loss is rounded down.
+A step is a pair of distributions, with the record and without it. The cells between points of a
+grid of losses have a mass under either. For bounds from above, the mass of a cell is split between
+its ends so that both masses stay the same ("connect the dots", Doroshenko et al. 2022); for bounds
+from below, a cell becomes one outcome, whose loss is rounded down.
 
-Losses of steps add up, and Fourier transforms in floats are right to 1e-16 of the largest mass,
-which is more than a small δ. So masses are weighted with e^(θ loss) before, where θ moves the
-middle of the sum to the losses that matter, and weighted back after:
+Losses of steps add up, and Fourier transforms in floats have an error of 1e-16 of the largest mass,
+which is more than a small δ. So masses are first weighted with e^(θ loss), where θ moves the middle
+of the sum to the losses that matter, and weighted back afterwards:
 
     δ(ε) = e^(K(θ) - θ ε) Σ_{l > ε} (1 - e^(ε - l)) e^(-θ (l - ε)) y(l),   K(θ) = log E e^(θ L),
 
@@ -32,21 +32,25 @@ from .gaussian import Gaussian
 from .rdp import Rdp, quick_epsilon
 from .training import Adjacency, Training
 
-_FAR = 13.5  # standard deviations of a step's noise: 1e-41 lies beyond
-_TAIL = 45.0  # e^-45 of a weighted sum may lie beyond either end of its window
+_FAR = 13.5  # standard deviations of a step's noise: beyond lies a mass of 1e-41
+_TAIL = 45.0  # a mass of e^-45 of a weighted sum may lie beyond either end of its window
 _UNIT = 2.0**-53  # unit of rounding in float64
 _ROUNDING = 1e-12  # error of a step's losses (absolute and relative) and of its mass (relative)
 _LEAST = 1e-300  # smallest δ or sum, for its logarithm
 _OVERFLOW = 709.0  # e to the power of more is infinite in float64
-_SURE = 1 / 16  # noise with which a step shows whether it had the record, but for 1e-15
-_FLATTEST = 1e-9  # smallest weight θ: below, all losses have about one weight
+# Noise with which a step shows whether it had the record, except with a probability of 1e-15.
+_REVEALING_NOISE = 1 / 16
+_SMALLEST_THETA = 1e-9  # with less, all losses have about the same weight
 
 NOTE = "replacement with sampling: opposite gradients are taken as the worst case"
-FINEST = 1e-4  # grid width; wide enough losses get a wider one, so that the grid stays small
-_LARGEST_GRID = 1e6  # cells over the losses that matter
-_LARGEST_STEP = 1e6  # cells of one step, if its width is finer than FINEST
+# Grid width, unless losses are spread so widely that the grid would be too large, or so narrowly
+# that it would be too coarse.
+FINEST = 1e-4
+_LARGEST_GRID = 1e6  # largest number of cells over the losses that matter
+_LARGEST_STEP = 1e6  # largest number of cells of one step, if they are finer than FINEST
 _FEWEST_CELLS = 16  # cells in the standard deviation of a step's loss
-_FINER = 4  # times finer is the grid for bounds from below: there, each cell's loss is rounded down
+# Factor by which the grid is finer for bounds from below: there, each cell's loss is rounded down.
+_FINER = 4
 _EXACT = Gaussian()
 
 
@@ -57,7 +61,7 @@ class Pld(Accountant):
 
     def epsilon(self, training: Training, delta: float) -> float:
         """Returns ε by the exact formula if batches are known, else an upper bound by the grid."""
-        if training.sample_rate == 1:
+        if training.sample_rate == 1:  # all batches are known
             return _EXACT.epsilon(training, delta)
         bound = _epsilon((training,), delta, pessimistic=True)
         if bound == math.inf and training.adjacency is not Adjacency.REPLACE:
@@ -69,8 +73,8 @@ class Pld(Accountant):
         if training.sample_rate == 1:
             return _EXACT.delta(training, epsilon)
         width = _width(training, 1e-10)  # fine enough for any δ that matters
-        sums = _composed((training,), width, pessimistic=True)
-        return max(total.delta(epsilon) for total in sums)
+        loss_sums = _composed((training,), width, pessimistic=True)
+        return max(total.delta(epsilon) for total in loss_sums)
 
     def composed(
         self,
@@ -88,30 +92,30 @@ class Pld(Accountant):
 
 @cache
 def advantage(training: Training) -> float:
-    """Returns δ at ε = 0 of sampled steps, an upper bound on a coarse grid.
+    """Returns an upper bound on δ at ε = 0 of sampled steps, by a coarse grid.
 
-    The grid adds 1e-5 at most, unless ε is above 1e4 or so: then cells are wider, to have fewer of
-    them. Without the record in any batch both worlds are equal, so δ is at most 1 - (1 - q)^T, and
-    hardly less if the noise is too small to hide one step.
+    The grid adds at most 1e-5, unless ε is above 1e4 or so: then cells are wider, so that there are
+    fewer. If no batch has the record, both worlds are equal, so δ is at most 1 - (1 - q)^T with
+    rate q and T steps, and hardly less if the noise is too small to hide one step.
     """
     rate = training.sample_rate
     steps = training.steps
     in_some_batch = 1.0
     if rate < 1:
         in_some_batch = -math.expm1(steps * math.log1p(-rate))  # 1 - (1 - q)^T
-    if training.unit_noise <= _SURE:
+    if training.unit_noise <= _REVEALING_NOISE:
         return in_some_batch
     largest_loss = quick_epsilon(training.unit_noise, steps, rate, 1e-5)
-    # The error of a cell's rounding grows with the root of the steps.
+    # The error by the width of cells grows with the root of the number of steps.
     finest = 1e-2 / math.sqrt(steps)
     width = _shared_width(max(finest, largest_loss / _LARGEST_GRID / 10))
-    sums = _composed((training,), width, pessimistic=True)
-    return min(in_some_batch, max(total.delta(0.0) for total in sums))
+    loss_sums = _composed((training,), width, pessimistic=True)
+    return min(in_some_batch, max(total.delta(0.0) for total in loss_sums))
 
 
 @cache
 def least_epsilon(training: Training, delta: float) -> float:
-    """Returns a lower bound on ε at δ of a training with sampled steps."""
+    """Returns a lower bound on ε at δ of a training run with sampled steps."""
     return _epsilon((training,), delta, pessimistic=False)
 
 
@@ -136,14 +140,14 @@ def _composed(
     """Returns the loss of all events, with the record against without it, and the reverse.
 
     Args:
-        events: kinds of steps, with their numbers.
+        events: kinds of steps, each with its number of steps.
         width: width of the grid of losses.
         pessimistic: rounds losses so that ε is bounded from above, else from below.
     """
-    steps = (step_losses(part.after(1), width, pessimistic) for part in events)
+    both_orders = (step_losses(part.after(1), width, pessimistic) for part in events)
     counts = [part.steps for part in events]
     sums = []
-    for losses in zip(*steps, strict=True):
+    for losses in zip(*both_orders, strict=True):  # those of all events, in one order
         parts = tuple(zip(losses, counts, strict=True))
         sums.append(LossSum(parts, pessimistic))
     return sums
@@ -153,9 +157,9 @@ def _composed(
 def _width(training: Training, delta: float) -> float:
     """Returns a grid width for losses that is fine enough for ε at `delta`.
 
-    The grid of all steps has at most `_LARGEST_GRID` cells. If the loss of one step is narrow, its
-    standard deviation gets at least `_FEWEST_CELLS`, as long as the step has no more than
-    `_LARGEST_STEP`. Widths are FINEST times a power of two.
+    The grid of all steps has at most `_LARGEST_GRID` cells. If the losses of one step hardly
+    differ, their standard deviation gets at least `_FEWEST_CELLS`, as long as the step has no more
+    than `_LARGEST_STEP`. Widths are FINEST times a power of two.
     """
     noise = training.unit_noise
     rate = training.sample_rate
@@ -179,7 +183,7 @@ class Losses:
     """Distribution of a step's loss on a grid.
 
     Attributes:
-        masses: probability of each loss, float64 [n].
+        masses: probability of each finite loss, float64 [n].
         first: index of the first loss; the i-th one is (first + i) * width + shift.
         width: distance between losses.
         shift: offset of the grid.
@@ -191,7 +195,7 @@ class Losses:
     width: float
     shift: float = 0.0
     infinite: float = 0.0
-    _moments: dict[float, float] = field(default_factory=dict)
+    _moments: dict[float, float] = field(default_factory=dict)  # log moments by θ
 
     @cached_property
     def points(self) -> Floats:
@@ -213,7 +217,7 @@ class Losses:
         return self._moments[theta]
 
     def weighted(self, theta: float) -> Floats:
-        """Returns the masses in proportion to e^(θ loss), which sum to 1."""
+        """Returns the masses times e^(θ loss), scaled so that they sum to 1; float64 [n]."""
         exponents = theta * self.points - self.log_moment(theta)
         if exponents.max() < _OVERFLOW:
             return np.exp(exponents) * self.masses
@@ -232,7 +236,7 @@ def step_losses(
     width: float,
     pessimistic: bool,
 ) -> tuple[Losses, ...]:
-    """Discretises the loss of one step with its record against without it, and the reverse.
+    """Discretises the loss of one step, with its record against without it, and the reverse.
 
     Args:
         training: one step; its number of steps is ignored.
@@ -247,11 +251,11 @@ def step_losses(
     replace = training.adjacency is Adjacency.REPLACE
     far = _FAR * noise
     ends = np.array([-far - replace, 1 + far])  # means are 0 and 1; with replacement also -1
-    loss = _loss_at(ends, noise, rate)
-    if replace:  # the other record pulls the other way
-        loss = loss - _loss_at(-ends, noise, rate)
-    first = math.floor(loss[0] / width)
-    last = math.ceil(loss[1] / width)
+    end_losses = _loss_at(ends, noise, rate)
+    if replace:  # the gradient of the other record points in the opposite direction
+        end_losses = end_losses - _loss_at(-ends, noise, rate)
+    first = math.floor(end_losses[0] / width)
+    last = math.ceil(end_losses[1] / width)
     losses = np.arange(first, last + 1) * width
     edges = np.clip(_output_with_loss(losses, noise, rate, replace), *ends)
     # From above, mass beyond the ends has an infinite loss; from below, it joins the outer cells.
@@ -295,12 +299,12 @@ def _output_with_loss(
         if not replace:
             log_remainder = np.log(-np.expm1(np.log1p(-rate) - loss))
             position = noise**2 * (loss + log_remainder - math.log(rate)) + 0.5
-            # NaN is for losses below log(1 - q), which no output has.
+            # It is NaN for losses below log(1 - q), which no output has.
             return np.where(np.isnan(position), -math.inf, position)
-        half_loss = np.abs(loss) / 2  # x has the sign of the loss, and its size that of |loss|
+        half_loss = np.abs(loss) / 2  # x is computed for |loss|, and gets the sign of the loss
         log_sinh = half_loss + np.log(-np.expm1(-2 * half_loss)) - math.log(2)
         log_y = np.log1p(-rate) + log_sinh - math.log(rate) + 1 / (2 * noise**2)
-        log_root = 0.5 * np.logaddexp(0.0, 2 * log_y)  # of √(1 + y²)
+        log_root = 0.5 * np.logaddexp(0.0, 2 * log_y)  # log √(1 + y²)
         log_asinh = np.logaddexp(log_y, log_root)
         small_y = np.exp(np.minimum(log_y, 0.0))
         asinh = np.where(log_y < -20, small_y, log_asinh)  # nearly y if that is small
@@ -313,7 +317,14 @@ def _log_masses(
     rate: float,
     mean: float,
 ) -> Floats:
-    """Computes log masses of (1 - q) N(0, σ²) + q N(mean, σ²) between edges."""
+    """Computes log masses of (1 - q) N(0, σ²) + q N(mean, σ²) between edges, float64 [edges - 1].
+
+    Args:
+        edges: float64, rising.
+        noise: σ.
+        rate: q, the sampling rate.
+        mean: mean of a step with the record.
+    """
     out = _log_between(edges / noise)
     inside = _log_between((edges - mean) / noise)
     with np.errstate(divide="ignore"):
@@ -322,9 +333,9 @@ def _log_masses(
 
 
 def _log_between(z: Floats) -> Floats:
-    """Computes log normal masses between neighbours, without cancellation in either tail."""
+    """Computes log masses of N(0, 1) between neighbours of z, exactly in both tails."""
     low, high = z[:-1], z[1:]
-    is_upper = low + high > 0  # mirrored into the lower tail
+    is_upper = low + high > 0  # these are mirrored into the lower tail
     log_low = log_ndtr(np.where(is_upper, -high, low))
     log_high = log_ndtr(np.where(is_upper, -low, high))
     log_ratio = np.minimum(log_low - log_high, 0.0)
@@ -346,7 +357,8 @@ def split_losses(
         lower: log masses under the second one, [n].
         first: index of the lower end of the first cell.
         width: width of a cell.
-        infinite: mass beyond all cells, which may have any loss.
+        infinite: mass beyond all cells, which may have any loss. It is added to both the smallest
+            loss and the infinite one.
     """
     cells = np.exp(upper)
     starts = (first + np.arange(len(cells))) * width
@@ -374,8 +386,9 @@ def _rounded_down(
     log_cells = upper[has_mass]
     cells = np.exp(log_cells)
     losses = log_cells - lower[has_mass]
-    # A grid that is shifted by s subtracts its remainder less s from each loss, and a cell more if
-    # the remainder is below s: on average width * P(remainder < s) - s, up to a constant.
+    # On a grid that is shifted by s, rounding subtracts the remainder less s from each loss, and a
+    # cell more if the remainder is below s: on average width * P(remainder < s) - s, up to a
+    # constant.
     remainders = losses - np.floor(losses / width) * width
     order = np.argsort(remainders)
     rising = remainders[order]
@@ -385,7 +398,7 @@ def _rounded_down(
     indices = np.floor((losses - shift) / width + 1e-9).astype(np.int64)
     indices = np.maximum(indices, first - 2)  # losses far below all cells are dropped
     tolerance = _ROUNDING * (1 + np.abs(losses))
-    is_below = indices * width + shift <= losses + tolerance
+    is_below = indices * width + shift <= losses + tolerance  # else the mass would round up
     start = int(indices.min())
     masses = np.bincount(indices[is_below] - start, cells[is_below])
     return Losses(masses.astype(float), start, width, shift)
@@ -403,10 +416,10 @@ class LossSum:
     """
 
     def __init__(self, parts: Parts, pessimistic: bool) -> None:
-        """Adds up what the bounds need of all steps: infinite mass, and errors of rounding."""
+        """Adds up infinite masses and errors of rounding over all steps."""
         self._parts = parts
         self._width = parts[0][0].width
-        self._side = 1 if pessimistic else -1  # of the true δ and ε on which bounds lie
+        self._side = 1 if pessimistic else -1  # bounds are above the true δ and ε, or below
         self._infinite = sum(count * step.infinite for step, count in parts)
         self._steps = sum(count for _, count in parts)
         # Largest error of the losses of all steps by rounding in floats.
@@ -416,7 +429,7 @@ class LossSum:
         self._loss_error = _ROUNDING * largest
 
     def delta(self, epsilon: float) -> float:
-        """Bounds δ at ε, in [0, 1], by the weight θ that is best there."""
+        """Bounds δ at ε, in [0, 1], with the weight θ that suits ε best."""
         shifted = epsilon - self._side * self._loss_error  # allows for rounding of losses
 
         def log_delta(theta: float) -> float:
@@ -428,7 +441,7 @@ class LossSum:
     def epsilon(self, delta: float) -> float:
         """Bounds ε at δ, at least 0: searches where the bound on δ, which falls in ε, meets δ.
 
-        The search begins at Chernoff's bound, above the result, and keeps the weight θ of it.
+        The search begins at Chernoff's bound, above the result, and uses its weight θ.
         """
         if delta <= self._infinite:
             return math.inf
@@ -458,17 +471,18 @@ class LossSum:
             step *= 2
         if excess(low) <= 0:
             return 0.0
-        fine = 1e-12 * max(most, 1.0)
-        end = root(excess, low, most, xtol=fine)
-        while side * excess(end) > 0:  # until it lies on the proven side of the root
-            end += side * fine
-            fine *= 2
-        return max(end + side * self._loss_error, 0.0)
+        tolerance = 1e-12 * max(most, 1.0)
+        bound = root(excess, low, most, xtol=tolerance)
+        while side * excess(bound) > 0:  # until it lies on the proven side of the root
+            bound += side * tolerance
+            tolerance *= 2
+        return max(bound + side * self._loss_error, 0.0)
 
     def _delta(self, theta: float, epsilon: float) -> float:
         """Bounds δ at ε by losses weighted with e^(θ loss).
 
-        It is the formula of the module, and a margin for the error of transforms and of the window.
+        It is the formula of the module, with a margin for the error of transforms and for the mass
+        beyond the window.
         """
         log_moment, points, masses, error = self._weighted(theta)
         first = np.searchsorted(points, epsilon, side="right")
@@ -488,21 +502,21 @@ class LossSum:
         return sum(count * step.log_moment(theta) for step, count in self._parts)
 
     def _best(self, cost: Callable[[float], float]) -> float:
-        """Returns the power of 2 with the least `cost`, which falls and then rises."""
+        """Returns the weight θ, a power of 2, with the least `cost`, which falls and then rises."""
         theta = self._widest_theta
         while theta * self._width < 1 and cost(2 * theta) < cost(theta):
             theta *= 2
-        while theta > _FLATTEST and cost(theta / 2) < cost(theta):
+        while theta > _SMALLEST_THETA and cost(theta / 2) < cost(theta):
             theta /= 2
         return theta
 
     @cached_property
     def _widest_theta(self) -> float:
-        """θ at which losses within their spread have about one weight, a power of 2."""
+        """Weight θ, a power of 2, at which losses within their spread have about equal weights."""
         return 2.0 ** math.floor(-math.log2(self._spread(0.0)))
 
     def _spread(self, theta: float) -> float:
-        """Computes the standard deviation of the weighted loss, at least a cell."""
+        """Computes the standard deviation of the weighted loss of all steps, at least a cell."""
         total = 0.0
         for step, count in self._parts:
             masses = step.weighted(theta)
@@ -511,7 +525,7 @@ class LossSum:
         return max(math.sqrt(total), self._width)
 
     def _window(self, theta: float) -> tuple[float, float]:
-        """Bounds the weighted loss on both sides, but for e^-45, by Chernoff's bound."""
+        """Bounds the weighted loss of all steps on both sides, except a mass of e^-45 on each."""
         log_moment = self._log_moment(theta)
         spread = self._spread(theta)
 
@@ -553,7 +567,8 @@ class LossSum:
         offset = 0
         for step, count in self._parts:
             masses = step.weighted(theta)
-            # Transforms are circular: masses beyond the window fold into it, and back out.
+            # Transforms are circular, so masses may be folded into the window: its cells are right
+            # in the sum, except for what lies beyond it.
             positions = np.arange(len(masses)) % size
             folded = np.bincount(positions, masses, size)
             with np.errstate(divide="ignore", invalid="ignore"):

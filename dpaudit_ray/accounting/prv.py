@@ -2,8 +2,8 @@
 
 The library composes on a grid whose size it derives from ε and the number of steps. For large ε
 that grid takes minutes, and its construction is known to fail ("Discrete mean differs").
-`UnansweredError` is raised in both cases, the first before any work is done, by grid points: which
-accountant answers does not depend on the machine.
+`UnansweredError` is raised in both cases. A large grid is recognised by its number of points before
+any work is done, so that the accountant that answers does not depend on the machine.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from ..errors import plain
 from .accountant import Accountant, UnansweredError
 from .training import Adjacency, Training
 
-EPSILON_ERROR = 0.01  # of ε, on either side; a finer grid takes proportionally longer
-GRID_LIMIT = 10_000_000  # points; about a minute and two gigabytes
+EPSILON_ERROR = 0.01  # error of ε on either side; a finer grid takes proportionally longer
+GRID_LIMIT = 10_000_000  # largest number of points: they take about a minute and two gigabytes
 # Exceptions of the library for a grid that does not suffice.
 _FAILURES = (RuntimeError, ValueError, OverflowError, AssertionError, FloatingPointError)
 
@@ -86,12 +86,12 @@ def _epsilons(
     delta: float,
     counts: list[list[int]],
 ) -> list[float]:
-    """Computes ε at δ for each item of `counts`, the numbers of steps of all events.
+    """Computes ε at δ for each item of `counts`.
 
     Args:
-        accountant: the library's, for the kinds of steps.
+        accountant: the library's accountant of some kinds of steps.
         delta: δ.
-        counts: numbers of steps of each kind, for every ε that is computed.
+        counts: lists of the numbers of steps of all kinds; there is an ε for each list.
     """
     intervals = []
     with _library_failures():
@@ -105,7 +105,12 @@ def _epsilons(
 
 
 def _rounding_error(accountant: Any, counts: list[int]) -> float:
-    """Bounds the error of δ by rounding in the library's transforms, in norm (see `pld`)."""
+    """Bounds the error of δ by rounding in the library's Fourier transforms, as in `pld`.
+
+    Args:
+        accountant: the library's accountant of some kinds of steps.
+        counts: numbers of steps of all kinds.
+    """
     masses = [part.pmf for part in accountant.composer.prvs]
     size = len(masses[0])
     unit = float(np.finfo(masses[0].dtype).eps)
@@ -130,7 +135,7 @@ def _library_accountant(events: tuple[Training, ...], delta_error: float) -> Any
 
 @functools.lru_cache(maxsize=2)
 def _built_or_failed(events: tuple[Training, ...], delta_error: float) -> Any:
-    """Returns the library's accountant, or the error: failures take long and are cached too."""
+    """Returns the library's accountant, or its error: failures take long, and are cached, too."""
     try:
         return _build(events, delta_error)
     except UnansweredError as reason:
@@ -139,7 +144,11 @@ def _built_or_failed(events: tuple[Training, ...], delta_error: float) -> Any:
 
 @_library_failures()
 def _build(events: tuple[Training, ...], delta_error: float) -> Any:
-    """Builds the library's accountant on a grid that is wide and fine enough for these events."""
+    """Builds the library's accountant on a grid that is wide and fine enough for these events.
+
+    Raises:
+        UnansweredError: the grid would be too large, or the library fails.
+    """
     from prv_accountant import PRVAccountant
     from prv_accountant.accountant import compute_safe_domain_size
     from scipy import fft
@@ -153,8 +162,8 @@ def _build(events: tuple[Training, ...], delta_error: float) -> Any:
     if not points <= GRID_LIMIT:
         needed = plain(points, ".2g")
         raise UnansweredError(f"prv would need {needed} grid points, more than {plain(GRID_LIMIT)}")
-    # The library's grid has 2 (half + 1) points; a size without large prime factors makes its
-    # Fourier transforms several times faster and the reach a trifle longer.
+    # The library's grid has 2 (half + 1) points. A number without large prime factors makes its
+    # Fourier transforms several times faster, and the grid a little wider.
     half = fft.next_fast_len(math.ceil(reach / mesh) + 1, real=True) - 1
     reach = (half - 0.5) * mesh
     return PRVAccountant(variables, EPSILON_ERROR, delta_error, counts, eps_max=reach)

@@ -26,7 +26,7 @@ class Rdp(Accountant):
         return to_epsilon(_training_divergences(training), ORDERS, delta)[0]
 
     def delta(self, training: Training, epsilon: float) -> float:
-        """Returns δ at ε, by the theorem of `to_epsilon` solved for δ."""
+        """Returns δ at ε, by the theorem of `to_epsilon`, solved for δ."""
         alphas = np.array(ORDERS)
         excess = _training_divergences(training) - epsilon + np.log1p(-1 / alphas)
         log_deltas = (alphas - 1) * excess - np.log(alphas)
@@ -49,10 +49,10 @@ def divergences(
     """Computes the Rényi divergence of all steps at each order, float64 [len(orders)].
 
     Args:
-        noise_multiplier: deviation of the noise over the change of a sum by one record.
+        noise_multiplier: deviation of the noise over the largest change of a sum by one record.
         steps: number of noisy sums.
         sample_rate: probability that a record takes part in a step.
-        orders: above 1.
+        orders: Rényi orders, above 1.
     """
     alphas = np.atleast_1d(as_floats(orders))
     if not np.all(alphas > 1):
@@ -78,7 +78,7 @@ def to_epsilon(
 
     Args:
         rdp: Rényi divergence at each order, [n].
-        orders: above 1, [n].
+        orders: Rényi orders, above 1, [n].
         delta: δ, in (0, 1).
     """
     alphas = as_floats(orders)
@@ -99,7 +99,7 @@ def quick_epsilon(
     This is enough, since ε has a single minimum over orders.
 
     Args:
-        noise_multiplier: deviation of the noise over the change of a sum by one record.
+        noise_multiplier: deviation of the noise over the largest change of a sum by one record.
         steps: number of noisy sums.
         sample_rate: probability that a record takes part in a step.
         delta: δ, in (0, 1).
@@ -110,8 +110,9 @@ def quick_epsilon(
         rdp = divergences(noise_multiplier, steps, sample_rate, orders)
         return to_epsilon(rdp, orders, delta)
 
-    _, integer = best([order for order in ORDERS if order % 1 == 0])
-    near = [order for order in ORDERS if abs(order - integer) < 1.15]  # tenths to either side
+    _, best_integer = best([order for order in ORDERS if order % 1 == 0])
+    # All tenths up to the next integers on either side, with a margin for rounding.
+    near = [order for order in ORDERS if abs(order - best_integer) < 1.15]
     return best(near)[0]
 
 
@@ -127,7 +128,7 @@ def _training_divergences(training: Training) -> Floats:
 
 @functools.lru_cache
 def _step_divergences(noise_multiplier: float, sample_rate: float) -> Floats:
-    """Returns divergences of a sampled step, which take half a second; read-only."""
+    """Returns the divergences of one sampled step, which take half a second; read-only."""
     result = divergences(noise_multiplier, 1, sample_rate)
     result.setflags(write=False)
     return result

@@ -13,7 +13,7 @@ from ..stats import gdp
 from ..stats.curve import Curve
 from .claim import Claim, check_delta, check_number, check_unit
 
-_LARGEST_LOG = 12.0  # of α - 1, in the search for the best Rényi order α
+_LARGEST_LOG = 12.0  # largest |log(α - 1)| in the search for the best Rényi order α
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class EpsilonDelta(Claim):
     def epsilon_at(self, delta: float) -> float:
         """Returns the ε that this implies at δ: the formula of the class, solved for ε'.
 
-        It is infinite at a δ below the stated one, and 0 where a guess without the output is as
-        good.
+        It is infinite at a δ below the stated one, and 0 at a δ so large that the claim allows it
+        at any ε.
         """
         if delta <= self.delta:
             return self.epsilon if delta == self.delta else math.inf
         if delta >= self.delta_at(0.0):
             return 0.0
-        log_share = math.log1p(-delta) - math.log1p(-self.delta)  # of (1 - δ') / (1 - δ)
-        log_sum = log_share + np.logaddexp(0.0, self.epsilon)  # of 1 + e^ε'
+        log_ratio = math.log1p(-delta) - math.log1p(-self.delta)  # log((1 - δ') / (1 - δ))
+        log_sum = log_ratio + np.logaddexp(0.0, self.epsilon)  # log(1 + e^ε')
         return float(np.log(np.expm1(log_sum)))
 
     @property
@@ -74,11 +74,11 @@ class Points(Claim):
     """Several (ε, δ), all of which are claimed."""
 
     key = "points"
-    points: Sequence[Sequence[float]]  # of ε and δ each
+    points: Sequence[Sequence[float]]  # pairs of ε and δ
     unit: str = "record"
 
     def __post_init__(self) -> None:
-        """Checks the points, and makes pairs of floats of them. Raises ValueError."""
+        """Checks the points, and makes pairs of them. Raises ValueError."""
         if not isinstance(self.points, list | tuple) or not self.points:
             raise ValueError(f"points must be a list of [ε, δ], got {self.points!r}")
         pairs = tuple(map(_pair, self.points))
@@ -136,22 +136,24 @@ class ZeroConcentrated(Claim):
         return True
 
     def delta_at(self, epsilon: float) -> float:
-        """Returns δ; at most what the divergence of order 1 allows at ε = 0.
+        """Returns δ at ε, at most what the divergence of order 1, which is ρ, allows at ε = 0.
 
-        This is the smaller of Pinsker's bound and that of Bretagnolle and Huber.
+        That is the smaller of Pinsker's bound and the bound by Bretagnolle and Huber.
         """
-        from scipy.optimize import minimize_scalar  # as long to import as all else of this package
+        # Its import takes as long as that of this entire package.
+        from scipy.optimize import minimize_scalar
 
         def log_delta(log_order_minus_1: float) -> float:
-            """Returns the log of δ by the Rényi order α, from log(α - 1).
+            """Returns log δ by the Rényi order α, from log(α - 1).
 
-            δ = exp((α - 1) (α ρ - ε)) / (α - 1) · (1 - 1/α)^α.
+            δ = exp((α - 1) (α ρ - ε)) / (α - 1) · ((α - 1) / α)^α, so
+            log δ = (α - 1) (α ρ - ε) - log(α - 1) + α log((α - 1) / α).
             """
             order_minus_1 = math.exp(log_order_minus_1)
-            order = 1 + order_minus_1
+            order = 1 + order_minus_1  # α
             log_moment = order_minus_1 * (order * self.rho - epsilon)
-            log_share = log_order_minus_1 - math.log1p(order_minus_1)  # of 1 - 1/α
-            return log_moment - log_order_minus_1 + order * log_share
+            log_ratio = log_order_minus_1 - math.log1p(order_minus_1)  # log((α - 1) / α)
+            return log_moment - log_order_minus_1 + order * log_ratio
 
         ends = (-_LARGEST_LOG, _LARGEST_LOG)
         best = minimize_scalar(log_delta, bounds=ends, method="bounded", options={"xatol": 1e-9})

@@ -1,4 +1,4 @@
-"""DP-SGD training as accountants bound it, and the bound that they return."""
+"""DP-SGD training runs, as accountants bound them, and the bound that they return."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,35 +12,36 @@ from .claim import Claim, check_unit
 
 E = TypeVar("E", bound=StrEnum)
 UNAMPLIFIED = "no amplification by this sampling is proven here: each epoch counts as a release"
-_ROUNDING = 1e-9  # relative: of rates that are quotients
+_ROUNDING = 1e-9  # relative error by rounding of rates, which are quotients
 
 
 class Adjacency(StrEnum):
     """Difference of two neighbouring data sets.
 
-    If an epoch's batches are cut from an order of the records, a removed record leaves its place
-    empty: all others keep their batches ("zero-out", Kairouz et al. 2021; Chua et al. 2024a).
+    If an epoch's batches are parts of an order of the records, a removed record leaves a gap: all
+    others stay in their batches ("zero-out", Kairouz et al. 2021; Chua et al. 2024a).
     """
 
-    ADD_REMOVE = "add-remove"  # one record more or less: sums of clipped gradients move by C
-    REPLACE = "replace"  # one record for another, a flipped label too: they move by 2 C
+    ADD_REMOVE = "add-remove"  # one record more or less: sums of clipped gradients change by C
+    REPLACE = "replace"  # one record for another, or a flipped label: they change by 2 C
 
 
 class Sampling(StrEnum):
     """Random choice of the records of a step, unknown to the adversary."""
 
-    POISSON = "poisson"  # each by a coin of its own; at rate 1 also batches that are known
-    SHUFFLE = "shuffle"  # an epoch's batches are cut from one random order
-    BALLS_AND_BINS = "balls-and-bins"  # each joins one of an epoch's batches, independently
+    POISSON = "poisson"  # each record independently; rate 1 also stands for batches that are known
+    SHUFFLE = "shuffle"  # an epoch's batches are successive parts of one random order
+    BALLS_AND_BINS = "balls-and-bins"  # each record joins one of an epoch's batches, independently
 
 
 @dataclass(frozen=True)
 class UpperBound:
-    """Upper bound on ε or δ, by the `accountant` that answered."""
+    """Upper bound on ε or δ, with the name of the accountant that answered."""
 
     upper: float
     accountant: str
-    note: str = ""  # why another one answered; the assumption if `status` is `if-assumed`
+    # Why another accountant answered, and the assumption if `status` is `if-assumed`.
+    note: str = ""
     status: Status = Status.CERTIFIED
 
 
@@ -50,8 +51,8 @@ class Training(Claim):
 
     Each record takes part in a step with probability `sample_rate`; 1 also stands for
     mini-batches that the adversary knows. With `sampling` other than Poisson it is in one batch
-    of each epoch, whose draw does not depend on the data. As the claim of a mechanism, it counts
-    the releases that may contain the canary. Accountants bound its ε and δ (`epsilon_of`).
+    of each epoch, which is drawn independently of the data. As the claim of a mechanism, `steps`
+    counts the releases that may contain the canary. Accountants bound its ε and δ (`epsilon_of`).
     """
 
     key = "noise_multiplier"
@@ -74,7 +75,7 @@ class Training(Claim):
         object.__setattr__(self, "adjacency", _choice(Adjacency, "adjacency", self.adjacency))
         sampling = _choice(Sampling, "sampling", self.sampling)
         check_unit(self.unit)
-        one_batch = self.sample_rate == 1  # of all, however it is drawn
+        one_batch = self.sample_rate == 1  # it has all records, whatever the sampling
         object.__setattr__(self, "sampling", Sampling.POISSON if one_batch else sampling)
 
     @property
@@ -99,19 +100,22 @@ class Training(Claim):
 
     @property
     def unit_noise(self) -> float:
-        """Noise over the change of a sum by one record; only meaningful without sampling."""
-        clip_norms_moved = 2 if self.adjacency is Adjacency.REPLACE else 1
-        return self.noise_multiplier / clip_norms_moved
+        """Standard deviation of the noise over the largest change of a sum by one record.
+
+        With sampling under replacement, a step's loss depends on more than this ratio.
+        """
+        largest_change = 2 if self.adjacency is Adjacency.REPLACE else 1  # in clipping norms
+        return self.noise_multiplier / largest_change
 
     @property
     def batches(self) -> int:
-        """The fewest batches of an epoch: records that do not fill the last one may be left out."""
+        """The fewest batches of an epoch: records that do not fill the last one may be dropped."""
         return math.floor((1 + _ROUNDING) / self.sample_rate)
 
     @property
     def epochs(self) -> int:
-        """Epochs that were begun, in each of which a record may have taken part."""
-        return -(-self.steps // self.batches)
+        """Number of epochs that were begun: a record may have taken part in each."""
+        return -(-self.steps // self.batches)  # rounded up
 
     @property
     def unamplified(self) -> "Training":
@@ -120,19 +124,22 @@ class Training(Claim):
         The order of an epoch is drawn independently of the data. Given this order, a record changes
         one sum per epoch, at a step that is known: this makes `epochs` adaptive Gaussian releases
         (Dong, Roth, Su 2022, Corollary 2.14). To forget the order is post-processing. An epoch that
-        ends early counts in full.
+        ends early counts as a complete one.
         """
         if self.sampling is Sampling.POISSON:
             return self
         return Training(self.noise_multiplier, self.epochs, 1.0, self.adjacency)
 
     def after(self, steps: int) -> "Training":
-        """Returns this training, ended after `steps` steps."""
+        """Returns this training run with another number of steps."""
         return replace(self, steps=steps)
 
     @property
     def known(self) -> float | None:
-        """The ε or δ that needs no accountant: 0 without steps, infinite ε without noise."""
+        """The ε that needs no accountant: 0 without steps, infinite without noise; else None.
+
+        As a δ, it is 1 at most.
+        """
         if self.steps == 0:
             return 0.0
         return math.inf if self.noise_multiplier == 0 else None
