@@ -63,7 +63,12 @@ class Estimator(ABC):
         return cls.interim_valid and not cls.within_planned
 
     def fold(self, scores: Scores, members: Members) -> None:
-        """Adds trials. `scores` float64 [n], higher = more "in"; `members` bool [n]."""
+        """Adds trials in order.
+
+        Args:
+            scores: float64 [n], higher = more "in"; not finite where a training run diverged.
+            members: the secret bits, bool [n].
+        """
         self._fold(*checked(scores, members))
 
     @abstractmethod
@@ -75,18 +80,31 @@ class Estimator(ABC):
         self._miss(bits)
 
     def _miss(self, members: Members) -> None:
-        """Folds scores that every threshold guesses wrong; NaN would be a right guess of "out"."""
+        """Folds scores that every threshold guesses wrong; NaN might be guessed correctly."""
         self._fold(np.where(members, -math.inf, math.inf), members)
 
     @abstractmethod
     def bound(self, delta: float, confidence: float) -> Estimate:
-        """Returns the lower bound of the folded trials at (`delta`, `confidence`)."""
+        """Returns the lower bound of the folded trials.
+
+        Args:
+            delta: δ at which ε is bounded, in [0, 1).
+            confidence: level of the bound, in (0, 1).
+        """
 
     def _estimate(
         self, epsilon: float, mu: float, level: tuple[float, float], trials: int,
         threshold: float = math.nan,
     ) -> Estimate:  # fmt: skip
-        """Makes the estimate of this method; `level` is (δ, confidence), μ NaN if none was used."""
+        """Makes the estimate of this method.
+
+        Args:
+            epsilon: bound on ε.
+            mu: bound on μ that was converted to ε; NaN if none was.
+            level: δ and confidence of the bound.
+            trials: number of trials that were folded.
+            threshold: score from which a trial is guessed "in"; NaN without a threshold.
+        """
         # The status follows from whether a μ was converted: no class can declare that certified.
         status = self._status_at(mu) if self.status.holds else self.status
         return Estimate(self.name, status, epsilon, mu, *level, trials, threshold)
@@ -253,7 +271,11 @@ def estimate(
 
 
 def checked(scores: ArrayLike, members: ArrayLike) -> tuple[Scores, Members]:
-    """Returns float64 scores and boolean members of one length, or raises ValueError."""
+    """Returns scores and bits as arrays, float64 [n] and bool [n].
+
+    Raises:
+        ValueError: they are not 1-D and of one length, or a bit is neither 0 nor 1.
+    """
     values = as_floats(scores)
     bits = np.asarray(members)
     if values.ndim != 1 or bits.shape != values.shape:

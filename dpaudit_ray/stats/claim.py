@@ -195,7 +195,7 @@ class Wagers:
         return np.where(finite, if_finite, if_diverged)
 
     def _add_moments(self, scores: Scores, members: Members) -> None:
-        """Adds trials, float64 and bool [n], to the sums that thresholds are placed by."""
+        """Adds trials to the sums by which thresholds are placed; arguments are those of `fold`."""
         finite = np.isfinite(scores)
         if math.isnan(self._origin) and finite.any():
             self._origin = float(scores[finite][0])
@@ -248,7 +248,12 @@ class ConstantStakes:
     """
 
     def __init__(self, epsilons: ArrayLike, deltas: ArrayLike) -> None:
-        """Computes the log factors of a trial at points (ε, δ), [points] each."""
+        """Computes the log factors of a trial.
+
+        Args:
+            epsilons: ε of each point at which bets are made, [points].
+            deltas: δ of each point, [points].
+        """
         # Arrays are [points, slots, stakes].
         odds = np.exp(-as_floats(epsilons))[:, None, None]  # e^-ε, which does not overflow
         mean = as_floats(deltas)[:, None, None] * SHARES[:, None]

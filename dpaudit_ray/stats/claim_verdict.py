@@ -105,9 +105,11 @@ class DeclaredTest:
         return scores[:number], members[:number]
 
     def refuted_after(self, curve: Curve, alpha: float) -> int | None:
-        """Returns the trials after which `curve` was refuted; None if it is not.
+        """Returns the number of trials after which a claim was refuted; None if it is not.
 
-        A true claim is refuted with probability `alpha` at most.
+        Args:
+            curve: the claim; a true one is refuted with probability `alpha` at most.
+            alpha: level of the test.
         """
         weights_of_looks, limits = boundary(curve, self._ends, alpha * _ORDER_SHARE)
         cost = 0
@@ -194,9 +196,11 @@ class BoundTest:
         self._missing = max(self._missing - len(members), 0)
 
     def refuted_after(self, curve: Curve, alpha: float) -> int | None:
-        """Returns the declared number of trials if the bound refutes `curve`; None if not.
+        """Returns the declared number of trials if the bound refutes a claim; None if not.
 
-        A true claim is refuted with probability `alpha` at most.
+        Args:
+            curve: the claim; a true one is refuted with probability `alpha` at most.
+            alpha: level of the test, and error of the bound.
         """
         claimed = curve.epsilons[curve.deltas <= self._delta]
         if self._missing or len(claimed) == 0:
@@ -392,7 +396,12 @@ class ClaimTest(_Test):
         return next((number for number in numbers if number >= self.trials), numbers[-1])
 
     def fold(self, scores: Scores, members: Members) -> None:
-        """Adds trials; `scores` float64 [n], not finite where diverged, `members` bool [n]."""
+        """Adds trials in order.
+
+        Args:
+            scores: float64 [n], not finite where diverged.
+            members: the secret bits, bool [n].
+        """
         for part in (self.process, *self.between_looks):
             part.fold(scores, members)
 
@@ -430,7 +439,10 @@ class ClaimTest(_Test):
             self._reached.append((self.trials, self.best))
 
     def refuted_after(self, alpha: float) -> int | None:
-        """Returns the trials after which the claim was refuted at `alpha`; None if it is not."""
+        """Returns the number of trials after which the claim was refuted; None if it is not.
+
+        A true claim is refuted with probability `alpha` at most.
+        """
         # The log e-value from which on the claim is refuted at the e-process's share of the error.
         limit = -math.log(EVIDENCE_SHARE * alpha)
         reached = [trials for trials, best in self._reached if best >= limit]
@@ -447,7 +459,10 @@ class ClaimTest(_Test):
         return refutes
 
     def _crossings(self, curve: Curve, alpha: float) -> list[int]:
-        """Returns the trials after which each test for a declared number refuted `curve`."""
+        """Returns the numbers of trials after which tests for declared numbers refuted `curve`.
+
+        `alpha` is the error of the e-process and of all these tests together.
+        """
         level = (1 - EVIDENCE_SHARE) * alpha / (1 + len(self.bounds))
         crossings = [bound.refuted_after(curve, level) for bound in self.bounds]
         test_shares = shares(len(self.declared))
@@ -491,7 +506,10 @@ class RunTest(_Test):
             self.best = max(self.best, float(wealth.max()))
 
     def refuted_after(self, alpha: float) -> int | None:
-        """Returns the trials after which the claim was refuted at `alpha`; None if it is not."""
+        """Returns the number of trials after which the claim was refuted; None if it is not.
+
+        A true claim is refuted with probability `alpha` at most.
+        """
         refuting = np.flatnonzero(self._wealth(self.curve) >= -math.log(alpha))
         if len(refuting) == 0:
             return None

@@ -167,7 +167,12 @@ class Responses:
         return shares, np.append(0.0, totals)
 
     def mean_log_odds(self, low: ArrayLike, high: ArrayLike) -> Floats:
-        """Averages log odds between two shares of the trials, counted from the surest; [n] each."""
+        """Returns mean log odds of the trials between two shares of them, float64 [n].
+
+        Args:
+            low: share of the trials that are surer, [n].
+            high: share of the trials at which the mean ends, above `low`, [n].
+        """
         shares, totals = self.cumulated(self.log_odds)
         begin = as_floats(low)
         end = as_floats(high)

@@ -171,6 +171,10 @@ def _between(pooled: Floats, below: int) -> float:
 
     It divides the gap in the ratio of two spreads: that of the scores just below the gap, and that
     of the scores just above it. So it lies further from the side where scores are sparse.
+
+    Args:
+        pooled: scores of both worlds, sorted.
+        below: number of scores below the threshold.
     """
     if below in (0, len(pooled)):
         return math.inf if below else -math.inf

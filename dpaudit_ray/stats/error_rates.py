@@ -103,7 +103,7 @@ def check_counts(
 def _checked(
     successes: ArrayLike, trials: ArrayLike, alpha: ArrayLike
 ) -> tuple[Floats, Floats, Floats]:
-    """Returns arrays of all three. Raises ValueError unless 0 ≤ successes ≤ trials, 0 < α < 1."""
+    """Returns all three as arrays. Raises ValueError unless 0 ≤ successes ≤ trials, 0 < α < 1."""
     k = nonnegative("successes", successes)
     n = as_floats(trials)
     if not np.all(k <= n):
@@ -122,7 +122,7 @@ def first_where(
 ) -> int:
     """Returns the smallest number below `end` from which a condition holds; `end` if none.
 
-    The condition must hold for all larger numbers, too, since it is found by bisection.
+    It is found by bisection, so the condition must hold for all larger numbers, too.
     """
     return bisect.bisect_left(range(end), True, key=holds)
 
@@ -133,7 +133,10 @@ def root(
     high: float,
     **tolerances: float,
 ) -> float:
-    """Finds the sign change of a function between `low` and `high`, by Brent's method."""
+    """Finds the sign change of a function between `low` and `high`, by Brent's method.
+
+    `tolerances` are `xtol` and `rtol` of `scipy.optimize.brentq`.
+    """
     from scipy import optimize  # its import takes as long as that of all else in this package
 
     return float(optimize.brentq(function, low, high, **tolerances))
@@ -190,7 +193,12 @@ def upper_rates(n: int, tail: float, size: int) -> Upper:
 
 @functools.cache
 def local_level(n: int, tail: float) -> float:
-    """Computes the level η of each bound with which all n hold together with 1 - `tail`."""
+    """Computes the level η of each bound with which all n hold together with 1 - `tail`.
+
+    Args:
+        n: number of trials of a world, at most `EXACT_LIMIT`.
+        tail: probability that any of the bounds is exceeded.
+    """
     if not 1 <= n <= EXACT_LIMIT:
         raise ValueError(f"n must lie in 1..{EXACT_LIMIT}, got {n}")
     in_unit("tail", tail)

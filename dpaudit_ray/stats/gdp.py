@@ -22,14 +22,24 @@ _BISECTIONS = 60  # from a bracket of ratio 2 this is below one unit in the last
 
 
 def delta(epsilon: ArrayLike, mu: ArrayLike) -> Any:
-    """Returns the smallest δ at which a μ-GDP mechanism is (ε, δ)-DP; μ and ε at least 0."""
+    """Returns the smallest δ at which a μ-GDP mechanism is (ε, δ)-DP.
+
+    Args:
+        epsilon: ε, at least 0.
+        mu: μ, at least 0.
+    """
     epsilons = nonnegative("epsilon", epsilon)
     pairs = np.broadcast_arrays(epsilons, nonnegative("mu", mu))
     return shaped(np.exp(_log_delta(*pairs)))
 
 
 def epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
-    """Returns the smallest ε ≥ 0 at which a μ-GDP mechanism is (ε, δ)-DP; δ in (0, 1)."""
+    """Returns the smallest ε ≥ 0 at which a μ-GDP mechanism is (ε, δ)-DP.
+
+    Args:
+        mu: μ, at least 0; ε is infinite if it is.
+        delta: δ, in (0, 1).
+    """
     at_least_0 = nonnegative("mu", mu)
     mus, deltas = np.broadcast_arrays(at_least_0, in_unit("delta", delta))
     logs = np.log(deltas)
@@ -40,7 +50,12 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> Any:
 
 
 def mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
-    """Returns the largest μ whose mechanisms are all (ε, δ)-DP: the inverse of `epsilon` in μ."""
+    """Returns the largest μ for which all μ-GDP mechanisms are (ε, δ)-DP: inverts `epsilon`.
+
+    Args:
+        epsilon: ε, at least 0.
+        delta: δ, in (0, 1).
+    """
     at_least_0 = nonnegative("epsilon", epsilon)
     epsilons, deltas = np.broadcast_arrays(at_least_0, in_unit("delta", delta))
     logs = np.log(deltas)
@@ -49,7 +64,12 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Any:
 
 
 def true_positive_rate(fpr: ArrayLike, mu: ArrayLike) -> Any:
-    """Returns the ROC curve: the largest true-positive rate of a test of a μ-GDP mechanism."""
+    """Returns the ROC curve: the largest true-positive rate of a test of a μ-GDP mechanism.
+
+    Args:
+        fpr: false-positive rate of the test, in [0, 1].
+        mu: μ, at least 0.
+    """
     rate = as_floats(fpr)
     if not np.all((rate >= 0) & (rate <= 1)):
         raise ValueError(f"fpr must lie in [0, 1], got {fpr!r}")

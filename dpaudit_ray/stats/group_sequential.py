@@ -180,7 +180,12 @@ def _excess(
 
 
 def _convolved(a: Floats, b: Floats) -> Floats:
-    """Returns the distribution of the sum of two independent counts, by the faster algorithm."""
+    """Returns the distribution of the sum of two independent counts, by the faster algorithm.
+
+    Args:
+        a: probabilities of the first count from its smallest value on, float64.
+        b: those of the second count.
+    """
     if len(a) * len(b) < _DIRECT:
         return np.convolve(a, b)
     size = len(a) + len(b) - 1

@@ -154,7 +154,7 @@ class GuessCounter:
 
 
 def _totals(start: float, steps: NDArray[Any]) -> NDArray[Any]:
-    """Returns the running total before each step, and after the last: [n + 1]."""
+    """Returns the running total from `start` on, before each step and after the last: [n + 1]."""
     return np.cumsum(np.concatenate([[start], steps]))
 
 
@@ -296,6 +296,10 @@ def epsilon_from_accuracy(rate: float, delta: float) -> float:
     """Returns the ε whose best guesses have this hit rate; 0 for chance or worse.
 
     The best hit rate under (ε, δ)-DP is (e^ε + δ) / (e^ε + 1) (Kairouz et al. 2015).
+
+    Args:
+        rate: hit rate, in [0, 1].
+        delta: δ, in [0, 1).
     """
     if rate >= 1:
         return math.inf

@@ -192,7 +192,13 @@ def solver(gram: Floats) -> tuple[Floats, NDArray[np.bool_]]:
 
 
 def _epsilon(hit: Floats, false_hit: Floats, delta: float) -> Floats:
-    """Computes ln((Φ(hit) - δ) / Φ(false hit)), at least 0; NaN without an attack."""
+    """Computes the paper's bound, ln((P0 - δ) / P1) or 0, float64 [N]; NaN without an attack.
+
+    Args:
+        hit: normal quantile of P0, [N].
+        false_hit: normal quantile of P1, [N].
+        delta: δ.
+    """
     log_hit = log_ndtr(hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         log_remainder = np.log1p(-np.minimum(delta * np.exp(-log_hit), 1.0))

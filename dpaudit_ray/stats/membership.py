@@ -355,6 +355,10 @@ class _Population:
         Their expected share over training runs is below `rate` if a lower bound on the share of all
         other scores, at error `alpha`, is above 1 - `rate`. Returns -1 if that is not certain even
         for k = 0.
+
+        Args:
+            rate: a share of all scores, in (0, 1).
+            alpha: error probability of the lower bound.
         """
 
         def may_be_at_least_rate(k: int) -> bool:
@@ -370,6 +374,10 @@ class _Population:
 
         Their expected share over training runs is above `rate` if a lower bound on it, at error
         `alpha`, is. Returns n + 1 if that is not certain even for all scores.
+
+        Args:
+            rate: a share of all scores, in (0, 1).
+            alpha: error probability of the lower bound.
         """
         return first_where(lambda k: self.exceeds(self.hits(k), rate, alpha), self.n + 1)
 
@@ -402,6 +410,10 @@ def _wins(inside: Scores, outside: Scores) -> tuple[float, int]:
     """Counts wins, pairs with the score of `inside` above that of `outside`, and all pairs.
 
     A tie is half a win.
+
+    Args:
+        inside: scores of members, float64.
+        outside: scores of non-members, float64.
     """
     below = _midranks(np.sort(outside), inside)
     return float(below.sum()), len(inside) * len(outside)

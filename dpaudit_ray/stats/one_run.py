@@ -185,6 +185,10 @@ def balanced(scores: Scores, guesses: int) -> tuple[int, int]:
     """Divides a number of guesses into guesses "in" and "out"; returns both numbers.
 
     Scores that are not finite are guessed "in", and wrong; of the other guesses, half are "in".
+
+    Args:
+        scores: float64 [m].
+        guesses: number of guesses, from 0 to m.
     """
     diverged = int(np.count_nonzero(~np.isfinite(scores)))
     wrong = min(diverged, guesses)

@@ -197,7 +197,12 @@ def _fast_length(least: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def distribution(size: int, claim: Curve) -> tuple[Weights, Costs]:
-    """Returns the weights of a group, and its costs under the worst mechanism of the claim."""
+    """Returns the weights of a group, and its costs under the worst mechanism of the claim.
+
+    Args:
+        size: number of trials of the group.
+        claim: the claim.
+    """
     responses = Responses.from_curve(claim)
     weights = Weights.from_responses(size, responses)
     return weights, _costs(weights, responses)
@@ -361,7 +366,12 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
 
 
 def _overlap(edges: Counts, ranks: Counts) -> Floats:
-    """Counts the ranks of each block among the first `ranks` ones, float64 [ranks, blocks]."""
+    """Counts the ranks of each block among the first M ones, float64 [M, blocks].
+
+    Args:
+        edges: ranks at the edges of the blocks, [blocks + 1].
+        ranks: each M.
+    """
     ranks_behind = ranks[:, None] - edges[:-1]
     counts = np.clip(ranks_behind, 0, np.diff(edges))
     return as_floats(counts)
@@ -519,6 +529,10 @@ class Rank(Logged, Estimator):
         A diverged trial has an infinite score. Those among the first trials, a share LEARN of the
         planned ones, only show which world diverges more often; they have no rank and come last,
         guessed as "in".
+
+        Args:
+            scores: float64 [n], ±inf where diverged, NaN where failed.
+            members: the secret bits, bool [n].
         """
         first = math.ceil(LEARN * self.planned)
         diverged = Diverged()
@@ -565,7 +579,13 @@ def mu_lower(mistakes: Members, alpha: float) -> float:
 
 
 def _excess_at(index: float, mistakes: Members, alpha: float) -> float:
-    """Returns how clearly mistakes refute μ number `index` of the grid, in standard deviations."""
+    """Returns how clearly mistakes refute μ number `index` of the grid, in standard deviations.
+
+    Args:
+        index: number of μ in the grid; it need not be whole.
+        mistakes: bool [n], the surest guess first.
+        alpha: level of the test; at it, the result is 0.
+    """
     weights, costs = distribution(len(mistakes), _claim_at(index))
     p_value = costs.at_most(weights.cost(mistakes))
     return float(ndtri(alpha) - ndtri(p_value))

@@ -46,7 +46,12 @@ class Worlds:
 
     @classmethod
     def from_scores(cls, scores: Scores, members: Members) -> "Worlds":
-        """Splits scores, float64 [n], NaN for failed trials, by their members, bool [n]."""
+        """Splits scores by their bits.
+
+        Args:
+            scores: float64 [n], NaN for failed trials.
+            members: the secret bits, bool [n].
+        """
         failed = np.isnan(scores)
         failed_inside = int((failed & members).sum())
         outside = scores[~failed & ~members]

@@ -253,9 +253,12 @@ class Groups:
 
     @classmethod
     def from_scores(cls, scores: Scores, log_odds: bool = False) -> "Groups":
-        """Groups float64 [R] scores, equal ones always together, all that are not finite too.
+        """Groups scores by their value: equal ones together, and all that are not finite.
 
-        If they are `log_odds`, the middle score of each group is a shape that is fitted, too.
+        Args:
+            scores: float64 [R].
+            log_odds: whether scores are log odds of "in". Then the middle score of each group is a
+                shape that is fitted, too.
         """
         rising = np.flatnonzero(np.isfinite(scores)).astype(np.int32)
         rising = rising[np.argsort(scores[rising])]
