@@ -40,12 +40,21 @@ class Accountant(ABC):
 
     @abstractmethod
     def epsilon(self, training: Training, delta: float) -> float:
-        """Returns an upper bound on ε at δ, which must not grow with δ."""
+        """Returns an upper bound on ε at δ, which must not grow with δ.
+
+        Args:
+            training: the training run, with steps and with noise.
+            delta: δ, in (0, 1).
+        """
 
     def delta(self, training: Training, epsilon: float) -> float:
         """Returns an upper bound on δ at ε, by bisection of log δ: `epsilon` falls with δ.
 
         It is at least `_LEAST_DELTA`, and 1 if no smaller δ reaches `epsilon`.
+
+        Args:
+            training: the training run, with steps and with noise.
+            epsilon: ε, at least 0.
         """
         low, high = math.log(_LEAST_DELTA), 0.0
         while high - low > _TOLERANCE:
@@ -70,7 +79,12 @@ class Accountant(ABC):
         events: tuple[Training, ...],
         delta: float,
     ) -> float:
-        """Returns an upper bound on ε at δ of Poisson-sampled events that follow each other."""
+        """Returns an upper bound on ε at δ of Poisson-sampled events that follow each other.
+
+        Args:
+            events: steps of different kinds, each kind with its number of steps.
+            delta: δ, in (0, 1).
+        """
         raise ValueError(f"{self.name} composes no events that differ; use pld, prv or rdp")
 
     def fallback(self, training: Training) -> str:

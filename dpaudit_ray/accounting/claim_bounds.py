@@ -317,9 +317,9 @@ def _assumption(accountant: Accountant, proven: Training) -> str:
 
 
 def _with_proof(accountant: Accountant, training: Training) -> tuple[Training, str]:
-    """Returns the training run that an accountant bounds by a proof, and a note if it is another.
+    """Returns the training run for which an accountant has a proof, and a note on it.
 
-    That is the training run itself, or its `unamplified` one.
+    It is `training` itself, with the note "", or `training.unamplified`.
     """
     proven = training if training.sampling in accountant.samplings else training.unamplified
     return proven, UNAMPLIFIED if proven != training else ""

@@ -124,7 +124,13 @@ def _epsilon(
     delta: float,
     pessimistic: bool,
 ) -> float:
-    """Bounds ε at δ of all events in both orders, from above if `pessimistic`, else from below."""
+    """Bounds ε at δ of all events: the larger one of both orders of the two worlds.
+
+    Args:
+        events: kinds of steps, each with its number of steps.
+        delta: δ, in (0, 1).
+        pessimistic: whether ε is bounded from above, else from below.
+    """
     width = max(_width(part, delta) for part in events)
     if not pessimistic:
         width /= _FINER
@@ -271,7 +277,13 @@ def step_losses(
 
 
 def _loss_at(x: Floats, noise: float, rate: float) -> Floats:
-    """Computes the loss at x of (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²)."""
+    """Computes the loss at x of (1 - q) N(0, σ²) + q N(1, σ²) against N(0, σ²), float64 [n].
+
+    Args:
+        x: outputs, float64 [n].
+        noise: σ.
+        rate: q, the sampling rate.
+    """
     inside = math.log(rate) + (2 * x - 1) / (2 * noise**2)
     with np.errstate(divide="ignore"):
         return np.logaddexp(np.log1p(-rate), inside)
@@ -479,7 +491,7 @@ class LossSum:
         return max(bound + side * self._loss_error, 0.0)
 
     def _delta(self, theta: float, epsilon: float) -> float:
-        """Bounds δ at ε by losses weighted with e^(θ loss).
+        """Bounds δ at ε by losses weighted with e^(θ loss): any θ gives a valid bound.
 
         It is the formula of the module, with a margin for the error of transforms and for the mass
         beyond the window.

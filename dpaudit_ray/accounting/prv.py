@@ -124,6 +124,10 @@ def _rounding_error(accountant: Any, counts: list[int]) -> float:
 def _library_accountant(events: tuple[Training, ...], delta_error: float) -> Any:
     """Returns the library's accountant for events with at most their numbers of steps.
 
+    Args:
+        events: kinds of steps, each with its number of steps.
+        delta_error: largest error of δ by the library's grid.
+
     Raises:
         UnansweredError: the library fails, or would need too large a grid.
     """

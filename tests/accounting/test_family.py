@@ -155,7 +155,7 @@ def test_advantage_with_little_noise_is_the_chance_to_be_in_a_batch(sigma, rate,
 def test_advantage_by_drawn_batches_is_the_grid_s_where_both_are_known(monkeypatch):
     training = Training(1 / 16, 10, 0.05)
     at_once = advantage.__wrapped__(training)
-    monkeypatch.setattr(pld, "_SURE", 0.0)
+    monkeypatch.setattr(pld, "_REVEALING_NOISE", 0.0)
     assert advantage.__wrapped__(training) == pytest.approx(at_once, abs=2e-5)
 
 
@@ -166,7 +166,7 @@ def always_in(member: bool, seed: int) -> float:
 
 def test_gross_leak_is_a_violation_where_the_claimed_noise_is_small(tmp_path, monkeypatch):
     """Two of the ten noise multipliers that are tried for the answer: each takes a second."""
-    monkeypatch.setattr(claim_verdict, "_STEPS", 1)
+    monkeypatch.setattr(claim_verdict, "_NOISE_STEPS", 1)
     audit = {
         "trials": 200,
         "delta": DELTA,
