@@ -69,7 +69,7 @@ class DeclaredTest:
     """
 
     def __init__(self, planned: int, log_odds: bool = False) -> None:
-        """Places at most LOOKS looks, evenly and the last at the end. Raises ValueError."""
+        """Places at most LOOKS looks evenly, the last one at the end. Raises ValueError."""
         if planned < 1:
             raise ValueError(f"planned must be at least 1, got {planned}")
         looks = max(min(LOOKS, planned // _FEWEST_TRIALS), 1)
@@ -77,10 +77,10 @@ class DeclaredTest:
         self._ends = tuple(ends)  # numbers of trials at the looks, rising to `planned`
         self._log = TrialLog()
         self._log_odds = log_odds
-        # For each look so far: whether guesses on the trials since the look before were wrong, the
-        # surest guess first.
+        # For each look so far: whether guesses on the trials since the previous look were wrong,
+        # the surest guess first.
         self._mistakes: list[Members] = []
-        self._diverged = Diverged()  # before the last look
+        self._diverged = Diverged()  # counts of diverged trials before the last look
 
     @property
     def trials(self) -> int:

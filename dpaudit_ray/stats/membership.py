@@ -125,7 +125,7 @@ class Membership:
         alpha = (1 - confidence) / 2
         outside, inside = self._populations
         false_positives = math.floor(fpr * outside.n * (1 + 1e-12))  # despite rounding
-        value = inside.above(outside.negated[false_positives], "left") / inside.n
+        value = inside.count_above(outside.negated[false_positives], "left") / inside.n
         low, high = value, value
         # An event that no training run shows may still have a probability of log(1 / level) over
         # the number of runs. This widens upper bounds most, so these get the first level, which is
@@ -140,14 +140,14 @@ class Membership:
             below = outside.most_below(fpr, first)
             accused = 0  # members above the threshold
             if below >= 0:
-                accused = inside.above(outside.negated[below], "left")
+                accused = inside.count_above(outside.negated[below], "left")
             lower = inside.lower(inside.hits(accused), second)
             low = min(low, lower)
 
             above = outside.fewest_above(fpr, second)
             accused = inside.n
             if above <= outside.n:
-                accused = inside.above(outside.negated[above - 1], "right")
+                accused = inside.count_above(outside.negated[above - 1], "right")
             missed = inside.sizes - inside.hits(accused)
             upper = 1 - inside.lower(missed, first)
             high = max(high, upper)
@@ -335,7 +335,7 @@ class _Population:
         """Whether no training run has more than one of the scores."""
         return bool(self.sizes.max() <= 1)
 
-    def above(self, negated: float, side: str) -> int:
+    def count_above(self, negated: float, side: str) -> int:
         """Counts scores above another score (`left`), or from it on (`right`).
 
         Args:

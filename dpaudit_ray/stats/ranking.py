@@ -94,14 +94,14 @@ def ranked_mistakes(
 class Weights:
     """Costs of a mistake in each block of ranks of a group: all ranks of a block cost the same."""
 
-    edges: Counts  # [blocks + 1], from rank 0 to the group's size
-    costs: Counts  # [blocks]
+    edges: Counts  # ranks at the edges of blocks, [blocks + 1], from 0 to the group's size
+    costs: Counts  # cost of a mistake in each block, [blocks]
 
     @classmethod
     def from_responses(cls, size: int, responses: Responses) -> Weights:
         """Makes the cost of a block from the log odds of the claim's answers at its ranks.
 
-        Costs are whole numbers: log odds in units of which a typical mistake has a few, rounded.
+        Costs are whole numbers: log odds in a unit of which a typical mistake has a few, rounded.
 
         Args:
             size: trials of the group.
@@ -237,7 +237,7 @@ def _costs(weights: Weights, responses: Responses) -> Costs:
     for paths, transform in transforms:
         used = np.flatnonzero(_log_bounds(weights, responses, frequencies, paths) > _NEGLIGIBLE)
         spectrum = np.zeros(len(frequencies), dtype=np.complex128)
-        with np.errstate(over="ignore", invalid="ignore"):  # of `_linear`, on claims of few levels
+        with np.errstate(over="ignore", invalid="ignore"):  # `_linear` may fail, see below
             values = transform(weights, responses, frequencies[used])
             spectrum[used] = values * np.exp(1j * frequencies[used] * first)
         probabilities = np.fft.irfft(spectrum, length)
@@ -334,7 +334,7 @@ def _transform(weights: Weights, responses: Responses, frequencies: Floats) -> C
     trial_counts = np.arange(1)  # all M_j that are likely enough
     # The transform, summed over the ways to each of these counts.
     sums = np.ones((1, len(frequencies)), dtype=np.complex128)
-    log_scale = np.zeros_like(sums)  # by which `sums` are still to be multiplied
+    log_scale = np.zeros_like(sums)  # log of the factor by which `sums` are still to be multiplied
     total_share = 0.0
     for level, (share, mistake) in enumerate(zip(shares, mistakes, strict=True)):
         total_share += share
