@@ -213,7 +213,7 @@ class Losses:
         """Computes log E e^(θ L) over finite losses."""
         if theta not in self._moments:
             tilted = theta * self.points
-            top = float(tilted.max())
+            top = float(tilted.max())  # subtracted, so that no power overflows
             total = float(np.exp(tilted - top) @ self.masses)
             if total > _LEAST:
                 self._moments[theta] = top + math.log(total)
@@ -356,8 +356,8 @@ def _log_between(z: Floats) -> Floats:
 
 
 def split_losses(
-    upper: Floats,
-    lower: Floats,
+    log_numerator: Floats,
+    log_denominator: Floats,
     first: int,
     width: float,
     infinite: float = 2 * float(ndtr(-_FAR)),
@@ -365,17 +365,17 @@ def split_losses(
     """Discretises a loss from above: splits the mass of each cell between its ends.
 
     Args:
-        upper: log masses of the cells under the first distribution, [n].
-        lower: log masses under the second one, [n].
+        log_numerator: log masses of the cells under the first distribution, [n].
+        log_denominator: log masses under the second one, [n]; the loss is the log of the ratio.
         first: index of the lower end of the first cell.
         width: width of a cell.
         infinite: mass beyond all cells, which may have any loss. It is added to both the smallest
             loss and the infinite one.
     """
-    cells = np.exp(upper)
+    cells = np.exp(log_numerator)
     starts = (first + np.arange(len(cells))) * width
     with np.errstate(invalid="ignore", over="ignore"):
-        share = -np.expm1(lower - upper + starts) / -math.expm1(-width)
+        share = -np.expm1(log_denominator - log_numerator + starts) / -math.expm1(-width)
     share = np.clip(np.where(cells > 0, share, 0.0), 0.0, 1.0)
     to_upper_end = cells * share
     masses = np.append(cells - to_upper_end, 0.0)
@@ -385,8 +385,8 @@ def split_losses(
 
 
 def _rounded_down(
-    upper: Floats,
-    lower: Floats,
+    log_numerator: Floats,
+    log_denominator: Floats,
     first: int,
     width: float,
 ) -> Losses:
@@ -394,10 +394,10 @@ def _rounded_down(
 
     The grid is shifted so that rounding subtracts least. Arguments are those of `split_losses`.
     """
-    has_mass = np.isfinite(upper)
-    log_cells = upper[has_mass]
+    has_mass = np.isfinite(log_numerator)
+    log_cells = log_numerator[has_mass]
     cells = np.exp(log_cells)
-    losses = log_cells - lower[has_mass]
+    losses = log_cells - log_denominator[has_mass]
     # On a grid that is shifted by s, rounding subtracts the remainder less s from each loss, and a
     # cell more if the remainder is below s: on average width * P(remainder < s) - s, up to a
     # constant.
@@ -435,10 +435,10 @@ class LossSum:
         self._infinite = sum(count * step.infinite for step, count in parts)
         self._steps = sum(count for _, count in parts)
         # Largest error of the losses of all steps by rounding in floats.
-        largest = 0.0
+        largest_sum = 0.0
         for step, count in parts:
-            largest += count * (1 + float(np.abs(step.points).max()))
-        self._loss_error = _ROUNDING * largest
+            largest_sum += count * (1 + float(np.abs(step.points).max()))
+        self._loss_error = _ROUNDING * largest_sum
 
     def delta(self, epsilon: float) -> float:
         """Bounds δ at ε, in [0, 1], with the weight θ that suits ε best."""
@@ -448,7 +448,7 @@ class LossSum:
             """Returns the log of Chernoff's bound on δ, E e^(θ (L - ε))."""
             return self._log_moment(theta) - theta * shifted
 
-        return min(self._delta(self._best(log_delta), shifted), 1.0)
+        return min(self._delta_by(self._best_theta(log_delta), shifted), 1.0)
 
     def epsilon(self, delta: float) -> float:
         """Bounds ε at δ, at least 0: searches where the bound on δ, which falls in ε, meets δ.
@@ -463,12 +463,12 @@ class LossSum:
             """Returns the ε at which E e^(θ (L - ε)) is the δ of finite losses."""
             return (self._log_moment(theta) - log_delta) / theta
 
-        theta = self._best(chernoff)
+        theta = self._best_theta(chernoff)
         most = chernoff(theta)  # above both bounds
 
         def excess(epsilon: float) -> float:
             """Returns the log of the bound on δ at ε, over δ."""
-            bound = max(self._delta(theta, epsilon), _LEAST)
+            bound = max(self._delta_by(theta, epsilon), _LEAST)
             return math.log(bound / delta)
 
         side = self._side
@@ -490,13 +490,13 @@ class LossSum:
             tolerance *= 2
         return max(bound + side * self._loss_error, 0.0)
 
-    def _delta(self, theta: float, epsilon: float) -> float:
+    def _delta_by(self, theta: float, epsilon: float) -> float:
         """Bounds δ at ε by losses weighted with e^(θ loss): any θ gives a valid bound.
 
         It is the formula of the module, with a margin for the error of transforms and for the mass
         beyond the window.
         """
-        log_moment, points, masses, error = self._weighted(theta)
+        log_moment, points, masses, error = self._composed_masses(theta)
         first = np.searchsorted(points, epsilon, side="right")
         excesses = points[first:] - epsilon
         weights = -np.expm1(-excesses) * np.exp(-theta * excesses)
@@ -513,7 +513,7 @@ class LossSum:
         """Computes K(θ) of all steps: log moments add up."""
         return sum(count * step.log_moment(theta) for step, count in self._parts)
 
-    def _best(self, cost: Callable[[float], float]) -> float:
+    def _best_theta(self, cost: Callable[[float], float]) -> float:
         """Returns the weight θ, a power of 2, with the least `cost`, which falls and then rises."""
         theta = self._widest_theta
         while theta * self._width < 1 and cost(2 * theta) < cost(theta):
@@ -556,7 +556,7 @@ class LossSum:
         return low, high
 
     @lru_cache(maxsize=4)  # noqa: B019 (of all sums together: arrays are large)
-    def _weighted(
+    def _composed_masses(
         self,
         theta: float,
     ) -> tuple[float, Floats, Floats, float]:
