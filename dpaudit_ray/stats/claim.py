@@ -66,7 +66,10 @@ _CAUTIONS = np.array([0.4, 1.0])  # shares of the recommended mixture that are s
 
 
 def _slots() -> tuple[NDArray[np.bool_], NDArray[np.bool_], Floats]:
-    """Makes the table of slots: all directions at all thresholds, and a slot for diverged trials.
+    """Makes the table of slots.
+
+    At each threshold there are four: up, down, both, and both with guesses on diverged trials. A
+    last one guesses only diverged trials.
 
     Returns:
         Outcomes by which each slot wins, and those by which it loses, bool [slots, OUTCOMES]; and
@@ -76,7 +79,7 @@ def _slots() -> tuple[NDArray[np.bool_], NDArray[np.bool_], Floats]:
     slots = [*itertools.product(kinds, range(_K)), ((0, 0, 1), 0)]
     wins, losses = np.zeros((2, len(slots), OUTCOMES), dtype=bool)
     shares = []
-    # A score that passed a threshold from k on also passed k, so slot k wins by all these outcomes.
+    # A score whose furthest threshold is k or a later one passed k: slot k guesses it.
     for slot, ((up, down, diverged), k) in enumerate(slots):
         wins[slot, _UP_RIGHT[k:]] = up
         losses[slot, _UP_WRONG[k:]] = up
@@ -107,7 +110,7 @@ class Wagers:
     epochs: list[Counts] = field(default_factory=list)
     centre: float = math.nan  # centre of the thresholds; NaN until they are placed
     spread: float = math.nan  # standard deviation of scores, the unit of OFFSETS
-    _epoch_end: int = _FIRST_EPOCH  # number of trials
+    _epoch_end: int = _FIRST_EPOCH  # number of trials after which the next epoch begins
     _origin: float = math.nan  # the first finite score: sums of differences from it round less
     # Of differences from `_origin`: number, sum and sum of squares, [3, worlds], worlds (out, in).
     _moments: Floats = field(default_factory=lambda: np.zeros((3, 2)))
@@ -127,13 +130,13 @@ class Wagers:
             self._add_moments(scores[part], members[part])
 
     def miss(self, members: Members) -> None:
-        """Adds trials that are wrong in every slot."""
+        """Adds trials without an output, with bits bool [n]: they are wrong in every slot."""
         for part in self._parts(len(members)):
             self._count(np.full(part.stop - part.start, MISSED))
 
     @property
     def counts(self) -> Counts:
-        """Number of trials with each outcome, int64 [OUTCOMES], in all epochs."""
+        """Number of trials with each outcome in all epochs together, int64 [OUTCOMES]."""
         return sum(self.epochs, start=np.zeros(OUTCOMES, dtype=np.int64))
 
     def _parts(self, trials: int) -> Iterator[slice]:

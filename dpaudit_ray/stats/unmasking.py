@@ -237,10 +237,10 @@ class Masks:
 class Groups:
     """Trials grouped by score, lowest first; the last group holds the diverged ones, if any.
 
-    Group g is `order[start[g] : start[g] + size[g]]`.
+    Indices of the trials of group g are `order[start[g] : start[g] + size[g]]`.
 
     Attributes:
-        order: trials, int32 [R], group by group and in trial order within each.
+        order: indices of the trials, int32 [R], by group, and in trial order within each.
         start: index of each group's first trial in `order`, int64 [groups].
         size: number of trials of each group, int64 [groups].
         ramps: values of the fitted shapes, float64 [8, groups - 1]; of log odds [9, groups - 1].
@@ -268,8 +268,9 @@ class Groups:
         # 16 bits suffice for GROUPS, and sorting them is faster: by digits.
         group_of_value = np.arange(min(len(first), GROUPS), dtype=np.int16)
         if len(first) > GROUPS:  # else each value is a group
-            middle = first + equal_scores - equal_scores // 2 - 1
+            middle = first + (equal_scores - 1) // 2  # middle rank of each value
             coarse = np.searchsorted(_first_ranks(len(rising)), middle, side="right")
+            # Numbered anew, since groups without a middle rank are empty.
             group_of_value = np.cumsum(_is_new(coarse), dtype=np.int16) - 1
             del middle, coarse  # arrays as long as the scores
         total = int(group_of_value[-1]) + 1 if len(group_of_value) else 0
@@ -282,6 +283,7 @@ class Groups:
         middle_rank = start + size / 2
         quantile = middle_rank[:-1] / finite
         order = np.argsort(group, kind="stable").astype(np.int32)
+        # Each ramp rises by 1 from _BOTTOM to _TOP, with 0 halfway, and is flat beyond its ends.
         normal = np.clip(ndtri(quantile), _LOW, _HIGH)
         ramps = (normal - (_BOTTOM + _TOP) / 2) / (_TOP - _BOTTOM)
         if log_odds:
