@@ -163,7 +163,7 @@ def _build(events: tuple[Training, ...], delta_error: float) -> Any:
     # The library's own formula for the width of a cell.
     mesh = EPSILON_ERROR / math.sqrt(sum(counts) / 2 * math.log(12 / delta_error))
     points = 2 * reach / mesh
-    if not points <= GRID_LIMIT:
+    if not points <= GRID_LIMIT:  # also if it is NaN
         needed = plain(points, ".2g")
         raise UnansweredError(f"prv would need {needed} grid points, more than {plain(GRID_LIMIT)}")
     # The library's grid has 2 (half + 1) points. A number without large prime factors makes its
