@@ -77,8 +77,9 @@ def trials_needed(
         ValueError: An argument is invalid, or more than a billion trials are needed.
     """
     check_level(delta, confidence)
+    _check_epsilon(epsilon)
     in_unit("within", within)
-    _check_plan(epsilon, power)
+    in_unit("power", power)
     target = (1 - within) * epsilon
     low, high = 0, 1
     while accuracy_power(epsilon, target, high, delta, confidence) < power:
@@ -107,7 +108,8 @@ def likely_bound(
         confidence: confidence of the bound, in (0, 1).
     """
     check_level(delta, confidence)
-    _check_plan(epsilon, power)
+    _check_epsilon(epsilon)
+    in_unit("power", power)
     rate = _accuracy(epsilon, delta)
 
     def more_is_too_unlikely(hits: int) -> bool:
@@ -134,8 +136,7 @@ def _at_least(hits: int, trials: int, rate: float) -> float:
     return float(special.betainc(hits, trials - hits + 1, rate))
 
 
-def _check_plan(epsilon: float, power: float) -> None:
-    """Raises ValueError unless ε is positive and finite, and the power in (0, 1)."""
+def _check_epsilon(epsilon: float) -> None:
+    """Raises ValueError unless ε is positive and finite."""
     if not 0 < epsilon < math.inf:
         raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-    in_unit("power", power)
