@@ -11,7 +11,7 @@ import torch
 
 # Bytes of a step, in addition to its pack's parameters: half of a GPU of 16 GB. It is no more on
 # larger ones, since more models at once would change bits, and would hardly be faster.
-_BUDGET = 8 << 30
+_BUDGET_BYTES = 8 << 30
 _share = 1.0  # share of a GPU that this process may use
 
 
@@ -23,12 +23,12 @@ def device(gpu: bool) -> torch.device:
 def copied_to(values: torch.Tensor, to: torch.device) -> torch.Tensor:
     """Returns values on a device, by a copy that the host does not wait for."""
     if to.type == "cuda":
-        values = values.pin_memory()
+        values = values.pin_memory()  # the host would wait for a copy from other memory
     return values.to(to, non_blocking=True)
 
 
 def take_share(gpus: float) -> None:
-    """Limits torch's memory to this share of a GPU: Ray counts shares, and enforces none.
+    """Limits torch's memory to a share of a GPU, which Ray counts but does not enforce.
 
     Args:
         gpus: the option `resources.num_gpus`; 0 for no GPU, and torch then is not limited.
@@ -40,14 +40,17 @@ def take_share(gpus: float) -> None:
 
 
 def budget() -> int:
-    """Returns the bytes of a step's activations and gradients, by the sweep's options alone."""
-    return int(_share * _BUDGET)
+    """Returns the bytes that a step's activations and gradients may take on a GPU.
+
+    They follow from the sweep's options alone, so that groups are the same in every attempt.
+    """
+    return int(_share * _BUDGET_BYTES)
 
 
 def fix_numerics(tf32: bool) -> None:
     """Makes torch deterministic and sets its precision, before the first operation on a GPU.
 
-    cuBLAS reads its environment variable only once.
+    It must come first since cuBLAS reads its environment variable only once.
 
     Args:
         tf32: whether products and convolutions may round float32 to TF32.

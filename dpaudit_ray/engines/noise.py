@@ -28,6 +28,7 @@ class CpuNoise:
     """NumPy's SFC64, keyed by all 128 bits of a seed: torch keeps 32, too few for 10,000 packs."""
 
     def __init__(self, seed: int) -> None:
+        """Begins the stream of a seed of 128 bits."""
         self._generator = np.random.Generator(np.random.SFC64(seed))
 
     def fill(self, out: Tensor) -> None:
@@ -36,7 +37,10 @@ class CpuNoise:
         self._generator.standard_normal(dtype=array.dtype, out=array)
 
     def state(self) -> State:
-        """Returns four words of SFC64, and the unused half word that float32 may have left."""
+        """Returns four words of SFC64, whether half a word is unused, and that half word.
+
+        A float32 takes half a word, so an odd number of them leaves the other half unused.
+        """
         current = self._generator.bit_generator.state
         words = current["state"]["state"]
         half_word = [current["has_uint32"], current["uinteger"]]
@@ -54,9 +58,9 @@ class CpuNoise:
 
 
 _BLOCKS_AT_ONCE = 1 << 22  # intermediate results of so many blocks take some 600 MiB
-_WORD = 0xFFFFFFFF  # mask of 32 bits
-_COMPARED = 100_001  # numbers on which a compiled kernel is tried
-# For the trial: a block, a key, and an upper half of the counter, which use all of their bits.
+_WORD_MASK = 0xFFFFFFFF  # the 32 bits of a word
+_TRIAL_SIZE = 100_001  # numbers on which a compiled kernel is tried
+# A block, a key and an upper half of the counter for the trial, in which high bits are set, too.
 _TRIAL_STREAM = (5 << 31, (1 << 64) - 3, (1 << 64) - 5)
 
 
@@ -78,12 +82,12 @@ class GpuNoise:
         """Fills a contiguous tensor in memory order, with the same bits on every device."""
         write = _writer(self._device)
         table = coefficients(self._device)
-        for part in torch.split(out.view(-1), 2 * _BLOCKS_AT_ONCE):
+        for part in torch.split(out.view(-1), 2 * _BLOCKS_AT_ONCE):  # a block makes two normals
             write(part, table, self._next_block, self._key, self._upper)
-            self._next_block += (len(part) + 1) // 2
+            self._next_block += (len(part) + 1) // 2  # of a last odd number, half is not used
 
     def state(self) -> State:
-        """Returns the number of the next block, as an array by name."""
+        """Returns the number of the next block, by the name of the generator."""
         return {"philox4x32": np.array([self._next_block], dtype=np.uint64)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -114,14 +118,14 @@ def write_normals(
     blocks = torch.arange((len(out) + 1) // 2, device=out.device) + first_block
     zeros = torch.zeros_like(blocks)
     counter = (  # four words of 32 bits, the lowest first
-        blocks & _WORD,
-        (blocks >> 32) & _WORD,
-        zeros + (upper & _WORD),
-        zeros + (upper >> 32 & _WORD),
+        blocks & _WORD_MASK,
+        (blocks >> 32) & _WORD_MASK,
+        zeros + (upper & _WORD_MASK),
+        zeros + (upper >> 32 & _WORD_MASK),
     )
     a, b, c, d = philox(key, counter)
     pairs = torch.stack([normals(a, b, table), normals(c, d, table)], dim=-1)
-    # Rounded once, by the copy: a product with a power of two keeps all bits.
+    # Only the copy rounds: a product with a power of two keeps all bits.
     out.copy_(pairs.view(-1)[: len(out)]).mul_(UNIT)
 
 
@@ -147,11 +151,11 @@ def compiled_writer(device: torch.device) -> Writer:
         # the same 64 bits as int64.
         tensors = []
         for number in numbers:
-            signed = number - (number >> 63 << 64)
+            signed = number - (number >> 63 << 64)  # 2^64 less if the highest bit is set
             tensors.append(torch.full((), signed, dtype=torch.int64, device=device))
         compiled(out, table, *tensors)
 
-    values = torch.empty(_COMPARED, device=device)
+    values = torch.empty(_TRIAL_SIZE, device=device)
     expected = torch.empty_like(values)
     table = coefficients(device)
     write(values, table, *_TRIAL_STREAM)
@@ -162,7 +166,7 @@ def compiled_writer(device: torch.device) -> Writer:
 
 
 def noise_source(seed: int, device: torch.device) -> CpuNoise | GpuNoise:
-    """Returns the generator that belongs to `device`; `seed` has 128 bits."""
+    """Returns the generator of noise for a device, with a seed of 128 bits."""
     return CpuNoise(seed) if device.type == "cpu" else GpuNoise(seed, device)
 
 
@@ -183,18 +187,18 @@ def philox(
         counter: four words of 32 bits, int64 each, the lowest first.
     """
     a, b, c, d = counter
-    first_key = key & _WORD
-    second_key = key >> 32 & _WORD
+    first_key = key & _WORD_MASK
+    second_key = key >> 32 & _WORD_MASK
     for _ in range(_ROUNDS):
         # A product's low 64 bits are right even where int64 overflows; so are its two words.
         a_product = a * _MULTIPLIERS[0]
         c_product = c * _MULTIPLIERS[1]
-        a = ((c_product >> 32) & _WORD) ^ b ^ first_key
-        b = c_product & _WORD
-        c = ((a_product >> 32) & _WORD) ^ d ^ second_key
-        d = a_product & _WORD
-        first_key = (first_key + _WEYL[0]) & _WORD
-        second_key = (second_key + _WEYL[1]) & _WORD
+        a = ((c_product >> 32) & _WORD_MASK) ^ b ^ first_key
+        b = c_product & _WORD_MASK
+        c = ((a_product >> 32) & _WORD_MASK) ^ d ^ second_key
+        d = a_product & _WORD_MASK
+        first_key = (first_key + _WEYL[0]) & _WORD_MASK
+        second_key = (second_key + _WEYL[1]) & _WORD_MASK
     return a, b, c, d
 
 
@@ -240,6 +244,7 @@ def normals(high: Tensor, low: Tensor, table: Tensor) -> Tensor:
     remaining = (((high_bits << 32) | low) << (octave + 1)) & 0x7FFFFFFFFFFFFFFF
     rows = table[octave * PARTS + (remaining >> 60)]  # the first three bits
     argument = (remaining >> 29) & 0x7FFFFFFF  # the 31 bits behind them
+    # The polynomial by Horner's scheme, in fixed point.
     value = rows[..., 0]
     for power in range(1, DEGREE + 1):
         product = value * argument

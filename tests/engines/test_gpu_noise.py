@@ -173,7 +173,7 @@ def test_a_trainer_takes_its_share_of_a_gpu(gpus, share, tiny, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told.append)
     monkeypatch.setattr(gpu_settings, "_share", 0.5)
-    whole = gpu_settings._BUDGET
+    whole = gpu_settings._BUDGET_BYTES
     tiny["resources"]["num_gpus"] = gpus
     trainer = PackTrainer(tiny, Brief(0, ()))
     assert trainer._sweep.resources.num_gpus == gpus

@@ -119,8 +119,8 @@ def test_gradients_that_are_not_kept(name, monkeypatch):
     module, theta, x, y = case(name)
     clip = 0.3
     expected = PackedModel(module).clipped_sums(theta, x, y, clip)
-    monkeypatch.setattr(ghost_norm, "_KEPT", 0)
-    monkeypatch.setattr(convolutions, "_PATCHES", 1000)
+    monkeypatch.setattr(ghost_norm, "_MOST_KEPT", 0)
+    monkeypatch.setattr(convolutions, "_MOST_NUMBERS", 1000)
     found = PackedModel(module, Groups(3, 1)).clipped_sums(theta, x, y, clip)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 

@@ -28,9 +28,10 @@ from . import vector_code
 from .vector_code import Static, static_sizes
 
 SPARE_REGISTERS = 2  # registers for the factors of a product; the sums stay in the other registers
-_SPARE_NUMBERS = 16  # behind the last: as many as the longest vector has, 64 bytes of float32
+# Numbers behind the last one: as many as the longest vector has, 64 bytes of float32.
+_SPARE_NUMBERS = 16
 _DTYPES = torch.float32, torch.float64
-_LARGEST_WINDOW = 3  # rows or columns: every entry of a window costs a pass
+_LARGEST_WINDOW = 3  # rows or columns of a window, as every entry of it costs a pass
 
 
 def window_of(
@@ -137,16 +138,20 @@ class ConvPoolRule(Rule):
         """
         self.owner = convolution
         self.convolution = convolution
-        self.size, self.stride = window
+        self.window_size, self.window_stride = window
         self.rectified = rectified
         self.weight = convolution.weight
         self.bias = convolution.bias
         _, channels, _, width = self.weight.shape
         self.row_length = width * channels  # numbers in a row of a patch
         down, across = convolution.stride
-        self.steps = loops.Steps(down, across * channels, *self.stride, *self.size)
-        patch_cuts = {dtype: PatchCut.from_weight(self.weight.shape, dtype) for dtype in _DTYPES}
-        self.patch_cuts = {dtype: cut for dtype, cut in patch_cuts.items() if cut is not None}
+        self.steps = loops.Steps(down, across * channels, *self.window_stride, *self.window_size)
+        # By dtype; without those for which the loops cannot take the layer.
+        self.patch_cuts: dict[torch.dtype, PatchCut] = {}
+        for dtype in _DTYPES:
+            cut = PatchCut.from_weight(self.weight.shape, dtype)
+            if cut is not None:
+                self.patch_cuts[dtype] = cut
 
     def takes(
         self,
@@ -164,8 +169,8 @@ class ConvPoolRule(Rule):
         windows = math.prod(self.windows(size))
         if dtype not in self.patch_cuts or windows == 0:
             return False
-        outputs, *patch = self.weight.shape
-        return should_form_gradients(batch, windows, math.prod(patch), outputs)
+        outputs, *patch = self.weight.shape  # each output is one product with a patch
+        return should_form_gradients(batch, windows, inputs=math.prod(patch), outputs=outputs)
 
     def forward(
         self,
@@ -173,45 +178,45 @@ class ConvPoolRule(Rule):
         x: Tensor,
     ) -> tuple[Tensor, Pooled]:
         """Implements `Rule.forward`: each model has its own images."""
-        y, saved = self.forward_shared(theta, x, inputs=len(theta))
+        y, saved = self.forward_shared(theta, x, image_sets=len(theta))
         return y.flatten(0, 1), saved
 
     def forward_shared(
         self,
         theta: Tensor,
         x: Tensor,
-        inputs: int = 1,
+        image_sets: int = 1,
     ) -> tuple[Tensor, Pooled]:
         """Implements `Rule.forward_shared`.
 
         Args:
             theta: parameters [n, p].
-            x: images [inputs * B, c, h, w].
-            inputs: number of sets of images: 1 for all models together, or n.
+            x: images [image_sets * B, c, h, w].
+            image_sets: number of sets of images: 1 for all models together, or n.
         """
-        images = self.images(x, inputs)
+        images = self.images(x, image_sets)
         y, marks = self.pooled(theta, images, self.windows(x.shape[2:]))
         return y.movedim(-1, 2), Pooled(images, marks, x.shape[2:])
 
-    def images(self, x: Tensor, inputs: int) -> Tensor:
-        """Returns x surrounded by zeros and channels last: [inputs, B, H, row].
+    def images(self, x: Tensor, image_sets: int) -> Tensor:
+        """Returns x surrounded by zeros and channels last: [image_sets, B, H, row].
 
         Behind the last image there is memory for a vector, which loops may read.
 
         Args:
-            x: images [inputs * B, c, h, w].
-            inputs: number of sets of images.
+            x: images [image_sets * B, c, h, w].
+            image_sets: number of sets of images.
         """
         pad = self.convolution.zero_pad
         if any(pad):
             x = F.pad(x, pad)
-        images = x.permute(0, 2, 3, 1)  # [inputs * B, H, W, c]
+        images = x.permute(0, 2, 3, 1)  # [image_sets * B, H, W, c]
         end = images.storage_offset() + images.numel() + _SPARE_NUMBERS
         has_spare_numbers = end * images.itemsize <= images.untyped_storage().nbytes()
         if not images.is_contiguous() or not has_spare_numbers:
             images = _with_spare_numbers(images.shape, x).copy_(images)
         _, height, width, channels = images.shape
-        return images.view(inputs, -1, height, width * channels)
+        return images.view(image_sets, -1, height, width * channels)
 
     def pooled(
         self,
@@ -219,7 +224,7 @@ class ConvPoolRule(Rule):
         images: Tensor,
         windows: Pair,
     ) -> tuple[Tensor, Tensor]:
-        """Returns outputs, and marks: the position in its window that each output is from.
+        """Returns outputs, and marks: the position in its window that each output comes from.
 
         Args:
             theta: parameters [n, p].
@@ -229,18 +234,18 @@ class ConvPoolRule(Rule):
         Returns:
             Both [n, B, h, w, o].
         """
-        inputs, batch = images.shape[:2]
+        image_sets, batch = images.shape[:2]
         n = len(theta)
         outputs = self.weight.shape[0]
         y = _with_spare_numbers((n, batch, *windows, outputs), images)
         marks = torch.empty(y.shape, dtype=torch.uint8)
-        lanes = vector_code.lanes(y.itemsize, n // inputs * outputs)
-        w, bias = self._stacked(theta, inputs, lanes)
+        lanes = vector_code.lanes(y.itemsize, n // image_sets * outputs)
+        w, bias = self._stacked(theta, image_sets, lanes)
         positions = self.steps.positions(windows)
         rows, columns = tile(positions, vector_code.REGISTERS - SPARE_REGISTERS)
         convolved_sizes = static_sizes(lanes, rows, columns, self.steps.across)
         out = (y.numpy(), marks.numpy())
-        # Smaller outputs become this number: an array, as the loops read it.
+        # Smaller outputs become this number; in an array, since the loops load it from memory.
         floor = np.full(1, 0.0 if self.rectified else -math.inf, out[0].dtype)
         loops.convolve_and_pool(
             images.numpy(),
@@ -249,14 +254,14 @@ class ConvPoolRule(Rule):
             out,
             loops.line_buffers(out, bias.shape[1], self.steps),
             self.steps,
-            (convolved_sizes, static_sizes(lanes, *self.size)),
+            (convolved_sizes, static_sizes(lanes, *self.window_size)),
         )
         return y, marks
 
     def _stacked(
         self,
         theta: Tensor,
-        inputs: int,
+        image_sets: int,
         lanes: int,
     ) -> tuple[Tensor, Tensor]:
         """Returns weights and biases of models with the same input side by side.
@@ -265,19 +270,19 @@ class ConvPoolRule(Rule):
 
         Args:
             theta: parameters [n, p].
-            inputs: number of sets of images: 1 for all models together, or n.
+            image_sets: number of sets of images: 1 for all models together, or n.
             lanes: length of a vector.
         """
         rows = self._rows(theta)
         _, outputs, height, row_length = rows.shape
-        stacked = len(theta) // inputs * outputs
+        stacked = len(theta) // image_sets * outputs
         blocks = math.ceil(stacked / lanes)
-        w = theta.new_zeros(inputs, blocks * lanes, height, row_length)
-        w[:, :stacked] = rows.reshape(inputs, stacked, height, row_length)
-        bias = theta.new_zeros(inputs, blocks * lanes)
+        w = theta.new_zeros(image_sets, blocks * lanes, height, row_length)
+        w[:, :stacked] = rows.reshape(image_sets, stacked, height, row_length)
+        bias = theta.new_zeros(image_sets, blocks * lanes)
         if self.bias is not None:
-            bias[:, :stacked] = self.bias.of(theta).reshape(inputs, -1)
-        w = w.view(inputs, blocks, lanes, height, row_length)
+            bias[:, :stacked] = self.bias.of(theta).reshape(image_sets, -1)
+        w = w.view(image_sets, blocks, lanes, height, row_length)
         return w.permute(0, 1, 3, 4, 2).contiguous(), bias
 
     def _rows(self, theta: Tensor) -> Tensor:
@@ -296,13 +301,12 @@ class ConvPoolRule(Rule):
         gradient = _with_spare_numbers(saved.images.shape, g)
         images = gradient.numpy()
         weight = self.padded_rows(theta).numpy()
-        winners = _for_loops(g, saved.marks)
+        winners = _as_winners(g, saved.marks)
         scratch = loops.scratch(images, winners[1], images.dtype, self.steps)
         buffers = (scratch, *loops.image_buffers(images, weight))
         loops.input_gradients(winners, weight, images, buffers, self.steps, self.static(g.dtype))
         channels = self.weight.shape[1]
-        gradient = gradient.flatten(0, 1)
-        gradient = gradient.view(*gradient.shape[:2], -1, channels)
+        gradient = gradient.view(*gradient.shape[:3], -1, channels).flatten(0, 1)  # [n*B, H, W, c]
         top, first = self.edge
         rows, columns = saved.size
         inside = gradient[:, top : top + rows, first : first + columns]
@@ -336,7 +340,7 @@ class ConvPoolRule(Rule):
         for g in parts:
             models = slice(start, start + len(g))
             start = models.stop
-            winners = _for_loops(g, saved.marks[models])
+            winners = _as_winners(g, saved.marks[models])
             out = (formed[models].numpy(), biases[models].numpy(), squares[models].numpy())
             buffers = loops.scratch(images, winners[1], images.dtype, self.steps)
             loops.sample_gradients(
@@ -353,7 +357,7 @@ class ConvPoolRule(Rule):
         cut = self.patch_cuts[dtype]
         lanes = vector_code.lanes(dtype.itemsize, self.weight.shape[0])
         patch_sizes = static_sizes(cut.lanes, cut.rows, cut.vectors_per_row)
-        return patch_sizes, static_sizes(lanes, *self.size)
+        return patch_sizes, static_sizes(lanes, *self.window_size)
 
     def padded_rows(self, theta: Tensor) -> Tensor:
         """Returns weights [n, o, height, padded row]: zeros fill each row up to whole vectors."""
@@ -389,7 +393,7 @@ class ConvPoolRule(Rule):
         """
         counts = []
         for axis, positions in enumerate(self.convolution.output_size(size)):
-            further = (positions - self.size[axis]) // self.stride[axis]
+            further = (positions - self.window_size[axis]) // self.window_stride[axis]
             counts.append(max(0, further + 1))
         return counts[0], counts[1]
 
@@ -553,18 +557,18 @@ class ConvChain:
         theta: Tensor,
         step: Step,
         weights: Tensor,
-        at_once: int,
+        group_size: int,
     ) -> None:
         """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         images = self.convolutions[0].images(step.x, 1)
         sizes = self._sizes(step.x)[1:]
-        for models in slices(len(theta), at_once):
+        for models in slices(len(theta), group_size):
             group = theta[models]
             sums = out[models]
             features, stages = self._convolve(group, images, sizes)
             head = _Head(self.linear, group, features)
             head.backward(step.y, step.loss)
-            loops.descend(
+            loops.add_clipped_sums(
                 stages,
                 head.features_gradient.flatten(2).contiguous().numpy(),
                 head.squares.numpy(),
@@ -575,7 +579,7 @@ class ConvChain:
             for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
                 biases = torch.from_numpy(stage.biases)
                 rule.write(sums, torch.from_numpy(stage.sums), biases)
-            head.write(sums, factors=head.squares)  # `descend` has made factors of them
+            head.write(sums, factors=head.squares)  # `add_clipped_sums` has made factors of them
 
     def _sizes(self, x: Tensor) -> list[Pair]:
         """Returns height and width of the images, and of the output of every convolution."""
@@ -592,37 +596,39 @@ class ConvChain:
         Args:
             theta: parameters [n, p].
             images: images of the batch, for all models.
-            sizes: rows and columns of windows, by convolution.
+            sizes: rows and columns of the pooled output of each convolution.
         """
-        stages: list[loops.Stage] = []  # the last one of the network first
-        y = images
+        stages: list[loops.Stage] = []
+        y = layer_images = images
         for rule, size in zip(self.convolutions, sizes, strict=True):
-            below = (0, 0)  # the first convolution's images need no gradient
+            # Rows, and numbers of a row, of the output of the layer below. (0, 0): no gradient is
+            # computed below the first convolution.
+            output_below = (0, 0)
             if stages:
-                below = (y.shape[2], y.shape[3] * y.shape[4])
+                output_below = (y.shape[2], y.shape[3] * y.shape[4])
                 x = y.flatten(0, 1).permute(0, 3, 1, 2)
-                images = rule.images(x, len(theta))
-            y, marks = rule.pooled(theta, images, size)
-            weight = rule.padded_rows(theta).numpy()
+                layer_images = rule.images(x, len(theta))
+            y, marks = rule.pooled(theta, layer_images, size)
             outputs, channels = rule.weight.shape[:2]
             zero_rows, zero_columns = rule.edge
-            stage = loops.stage_of(
-                images.numpy(),
-                marks.numpy(),
-                weight,
-                biases=0 if rule.bias is None else outputs,
-                steps=rule.steps,
-                width=rule.row_length,
-                edge=(zero_rows, zero_columns * channels),
-                below=below,
-                static=rule.static(theta.dtype),
+            stages.append(
+                loops.stage_of(
+                    layer_images.numpy(),
+                    marks.numpy(),
+                    rule.padded_rows(theta).numpy(),
+                    biases=0 if rule.bias is None else outputs,
+                    steps=rule.steps,
+                    width=rule.row_length,
+                    edge=(zero_rows, zero_columns * channels),
+                    below=output_below,
+                    static=rule.static(theta.dtype),
+                )
             )
-            stages.insert(0, stage)
-        return y, tuple(stages)
+        return y, tuple(reversed(stages))  # the backward pass begins with the last
 
 
 class _Head:
-    """The linear layers of n models on features [n, B, h, w, o], which stay in this order.
+    """The linear layers of n models, on features that stay in the order [n, B, h, w, o].
 
     Attributes:
         squares: squared norms of these layers' gradients [n, B], after `backward`.
@@ -645,10 +651,11 @@ class _Head:
         self._rules = rules
         self._theta = theta
         _, _, rows, columns, channels = features.shape
-        self._order = (rows * columns, channels)
+        self._positions_and_channels = (rows * columns, channels)
         self._weights = [rule.weight.of(theta) for rule in rules]
         # The user's layer has its inputs channel by channel, features come position by position.
-        self._weights[0] = _exchange(self._weights[0], self._order[::-1])
+        channels_and_positions = self._positions_and_channels[::-1]
+        self._weights[0] = _swap_input_axes(self._weights[0], channels_and_positions)
         self._activations = [features.flatten(2)]
         for i, (rule, weight) in enumerate(zip(rules, self._weights, strict=True)):
             y = torch.bmm(self._activations[i], weight.mT)
@@ -664,7 +671,7 @@ class _Head:
         It sets `squares` and `features_gradient`, and keeps what `write` sums up.
         """
         outputs = self._activations.pop()
-        # Gradients of the layer's outputs, [n, B, outputs].
+        # Gradients of a layer's outputs [n, B, outputs], at first of the last layer.
         g = output_gradients(outputs.mT, y, loss).mT
         self.squares = g.new_zeros(g.shape[:2])
         self._samples: list[SampleGradients] = []
@@ -684,12 +691,20 @@ class _Head:
         for samples in self._samples:
             samples.weighted_sums(out, factors)
         first = self._rules[0].weight.of(out)
-        first.copy_(_exchange(first, self._order))
+        first.copy_(_swap_input_axes(first, self._positions_and_channels))
 
 
-def _exchange(weight: Tensor, order: Pair) -> Tensor:
-    """Returns weights [n, o, a · b] as [n, o, b · a], a copy."""
-    by_axis = weight.view(*weight.shape[:2], *order)
+def _swap_input_axes(weight: Tensor, axes: Pair) -> Tensor:
+    """Returns a copy of weights in which two axes of the inputs have changed places.
+
+    Args:
+        weight: weights [n, o, a · b].
+        axes: lengths a and b of the two axes.
+
+    Returns:
+        The weights as [n, o, b · a].
+    """
+    by_axis = weight.view(*weight.shape[:2], *axes)
     return by_axis.transpose(2, 3).flatten(2).contiguous()
 
 
@@ -702,12 +717,12 @@ def _with_spare_numbers(shape: Sequence[int], like: Tensor) -> Tensor:
     return like.new_empty(size + _SPARE_NUMBERS)[:size].view(*shape)
 
 
-def _for_loops(pooled_gradient: Tensor, marks: Tensor) -> loops.Winners:
-    """Returns arrays for the loops, with channels last.
+def _as_winners(pooled_gradient: Tensor, marks: Tensor) -> loops.Winners:
+    """Returns gradients and marks as the compiled loops take them: NumPy arrays, channels last.
 
     Args:
         pooled_gradient: gradient of the pooled outputs [..., o, h, w].
-        marks: which position of each window won [n, B, h, w, o].
+        marks: number of the position that won, by window [n, B, h, w, o].
     """
     channels_last = pooled_gradient.movedim(-3, -1).reshape(marks.shape)
     return channels_last.contiguous().numpy(), marks.numpy()

@@ -36,16 +36,20 @@ class Steps(NamedTuple):
     down: int  # rows of an image between two positions
     across: int  # numbers of an image's row between two positions
     window_down: int  # rows of positions between two windows
-    window_across: int
-    tall: int  # rows of positions in a window
-    wide: int
+    window_across: int  # columns of positions between two windows
+    window_height: int  # rows of positions in a window
+    window_width: int  # columns of positions in a window
 
     def positions(self, windows: Sequence[int]) -> tuple[int, int]:
-        """Returns rows and columns of the positions below so many rows and columns of windows."""
+        """Returns how many rows and columns of positions the windows cover.
+
+        Args:
+            windows: number of rows and of columns of windows.
+        """
         rows, columns = windows
         last_row = (rows - 1) * self.window_down
         last_column = (columns - 1) * self.window_across
-        return last_row + self.tall, last_column + self.wide
+        return last_row + self.window_height, last_column + self.window_width
 
 
 # Forward ------------------------------------------------------------------------------------------
@@ -84,7 +88,7 @@ def convolve_and_pool(
     steps: Steps,
     static: tuple[Static, Static],
 ) -> None:
-    """Writes pooled convolutions and marks: the number of the window's winner, or DEAD.
+    """Writes pooled convolutions, and for each window the number of its winner, or DEAD.
 
     Args:
         images: [m, B, H, row].
@@ -246,22 +250,23 @@ def scratch(
     windows = math.prod(marks.shape[2:])
     rows, columns = steps.positions(window_shape)
 
-    # The grid begins a cache line: only then is what a vector has just written read back at once.
-    grid_size = rows * columns * outputs
-    buffer = np.empty(grid_size + 2 * _SPARE_NUMBERS, dtype)
-    first = -buffer.ctypes.data % _LINE // buffer.itemsize
-    grid = buffer[first : first + grid_size].reshape(rows, columns, outputs)
+    grid = _aligned(rows * columns * outputs, dtype).reshape(rows, columns, outputs)
 
     window_steps = (steps.down * steps.window_down, steps.across * steps.window_across)
     position_starts = _starts((rows, columns), image_row, steps)
     window_starts = _starts(window_shape, image_row, window_steps)
-    entry_starts = np.zeros(DEAD + 1, dtype=np.int32)  # where a window's entries begin, by mark
-    entry_starts[: steps.tall * steps.wide] = _starts((steps.tall, steps.wide), image_row, steps)
+    # By mark: where in its window the entry that won begins. A window without a winner (DEAD) is
+    # never listed, so its start may be any number: 0.
+    entry_starts = np.zeros(DEAD + 1, dtype=np.int32)
+    window_size = (steps.window_height, steps.window_width)
+    entry_starts[: math.prod(window_size)] = _starts(window_size, image_row, steps)
 
+    # One entry more than there are positions: entries that do not count are written there, too.
     listed_starts = np.empty((outputs, rows * columns + 1), dtype=np.int32)
     listed_values = np.empty(listed_starts.shape, dtype)
     listed_counts = np.empty(outputs, np.int64)
-    integer = f"i{buffer.itemsize}"
+    # Views of the same memory as integers of the same width, which are compared faster.
+    integer_dtype = f"i{grid.itemsize}"
     return Scratch(
         g=np.empty(windows + _SPARE_NUMBERS, dtype),
         grid=grid,
@@ -269,9 +274,21 @@ def scratch(
         listed=(listed_starts, listed_values, listed_counts),
         starts=(position_starts, window_starts, entry_starts),
         squares=np.empty(_SPARE_NUMBERS, dtype),
-        bits=grid.view(integer),
-        values=listed_values.view(integer),
+        bits=grid.view(integer_dtype),
+        values=listed_values.view(integer_dtype),
     )
+
+
+def _aligned(numbers: int, dtype: DTypeLike) -> Floats:
+    """Allocates numbers that begin at a cache line, with memory for a vector behind the last one.
+
+    If they began elsewhere, a vector that was just written could not be read back without a wait.
+    """
+    # One spare vector lies behind the numbers; the other one leaves memory for the shift.
+    buffer = np.empty(numbers + 2 * _SPARE_NUMBERS, dtype)
+    bytes_to_line = -buffer.ctypes.data % _LINE
+    first = bytes_to_line // buffer.itemsize
+    return buffer[first : first + numbers]
 
 
 def _starts(
@@ -279,7 +296,7 @@ def _starts(
     row_length: int,
     steps: Sequence[int],
 ) -> Integers:
-    """Returns where cells of a grid start in a flat image, int32 [rows · columns].
+    """Returns the index in a flat image where each cell of a grid starts: int32 [rows · columns].
 
     Args:
         cells: rows and columns of the grid.
@@ -313,16 +330,17 @@ def sample_gradients(
         steps: distances between positions and between windows.
         static: sizes of `gather` and of `unpool`.
     """
-    (g, marks), (formed, biases, squares) = winners, out
+    g, marks = winners
+    formed, biases, squares = out
     sharing = len(marks) // images.shape[0]  # models that share an image
     for model in range(len(marks)):
         for s in range(marks.shape[1]):
             _copy(g[model, s].reshape(-1), buffers.g)
             _copy(marks[model, s].reshape(-1), buffers.marks)
-            if _overlap(steps):
+            if _windows_overlap(steps):
                 _spread_windows(buffers.g, buffers, marks.shape[2:], steps, static[1])
             sample = (images[model // sharing, s], formed[model, s], biases[model, s])
-            squares[model, s] = _form(buffers.g, buffers, sample, width, steps, static[0])
+            squares[model, s] = _form_gradients(buffers.g, buffers, sample, width, steps, static[0])
 
 
 def image_buffers(images: Floats, w: Floats) -> tuple[Floats, Integers]:
@@ -350,21 +368,22 @@ def input_gradients(
         steps: distances between positions and between windows.
         static: sizes of `scatter` and of `unpool`.
     """
-    (g, marks), (sample, image, outputs) = winners, buffers
-    tall, row_length = images.shape[2:]
+    g, marks = winners
+    sample, image, outputs = buffers
+    image_rows, row_length = images.shape[2:]
     for model in range(len(marks)):
         for s in range(marks.shape[1]):
             _copy(g[model, s].reshape(-1), sample.g)
             _copy(marks[model, s].reshape(-1), sample.marks)
             _spread_windows(sample.g, sample, marks.shape[2:], steps, static[1])
             _scatter_patches(sample, w[model], (image, outputs), row_length, steps, static[0])
-            _copy(image[: tall * row_length], images[model, s].reshape(-1))
+            _copy(image[: image_rows * row_length], images[model, s].reshape(-1))
 
 
 @inlined
-def _overlap(steps: Steps) -> bool:
-    """Returns whether a position may win several windows."""
-    return steps.window_down < steps.tall or steps.window_across < steps.wide
+def _windows_overlap(steps: Steps) -> bool:
+    """Returns whether windows overlap, so that one position may win several of them."""
+    return steps.window_down < steps.window_height or steps.window_across < steps.window_width
 
 
 @inlined
@@ -402,7 +421,7 @@ def _spread_windows(
 
 
 @inlined
-def _form(
+def _form_gradients(
     g: Floats,
     buffers: Scratch,
     sample: tuple[Floats, Floats, Floats],
@@ -427,7 +446,7 @@ def _form(
     starts, values, counts = buffers.listed
     row_length = image.shape[1]
     height, padded = formed.shape[1:]
-    if _overlap(steps):
+    if _windows_overlap(steps):
         _list_positions(
             buffers.bits.reshape(-1), buffers.starts[0], (starts, buffers.values, counts)
         )
@@ -455,7 +474,7 @@ def _scatter_patches(
     steps: Steps,
     static: Static,
 ) -> None:
-    """Writes one image's gradients, a sum of patches of weights, from the gradients by position.
+    """Writes the gradient of one image: the sum, over positions, of gradient times weights.
 
     Args:
         buffers: buffers by `scratch`; its grid has the gradients by position.
@@ -498,8 +517,8 @@ def _list_positions(
 ) -> None:
     """Lists the positions with a gradient, by output.
 
-    Every gradient is written to the list's end, which moves on only if it is not 0; else the next
-    one replaces it. A branch in the loop would take longer.
+    Every gradient is written to the end of the list, and counted only if it is not 0; else the
+    next one overwrites it. A branch in the loop would take longer.
 
     Args:
         bits: gradients by position [positions · o], as integers.
@@ -578,11 +597,13 @@ def _sum_of_squares(values: Floats) -> Any:
 
 # Backward through all convolutions of a network, to their clipped sums ----------------------------
 
-_SAMPLES = 8  # samples at a time: their gradients of `cnn4`, 36 KiB each, stay in a core's cache
+# Samples of a group, which goes back through all stages together: their gradients of `cnn4`,
+# 36 KiB each, stay in a core's cache.
+_GROUP_SIZE = 8
 
 
 class Stage(NamedTuple):
-    """A convolution and its pooling, for n models, and buffers for a few samples."""
+    """A convolution and its pooling, for n models, with buffers for one group of samples."""
 
     images: Floats  # [m, B, H, row]
     marks: Bytes  # [n, B, h, w, o]
@@ -590,13 +611,13 @@ class Stage(NamedTuple):
     sums: Floats  # sums of clipped gradients, in the form of w
     biases: Floats  # sums of clipped gradients [n, o], or [n, 0]
     buffers: Scratch
-    gradients: tuple[Floats, Floats]  # gradients of w and of biases, by sample
+    gradients: tuple[Floats, Floats]  # gradients of w and of biases, by sample of the group
     image_buffers: tuple[Floats, Integers]
-    width: int
+    width: int  # numbers in a row of a patch
     edge: tuple[int, int]  # rows and numbers of zeros before an image
     below: tuple[int, int]  # rows, and numbers of a row, of the output below; 0, 0 if there is none
     steps: Steps
-    static: tuple[Static, Static]
+    static: tuple[Static, Static]  # sizes of `gather` and `scatter`, and of `unpool`
 
 
 def stage_of(
@@ -617,7 +638,7 @@ def stage_of(
         steps: distances between positions and between windows.
         settings: `width`, `edge`, `below` and `static` of the stage.
     """
-    samples = (_SAMPLES, *w.shape[1:])
+    samples = (_GROUP_SIZE, *w.shape[1:])
     return Stage(
         images=images,
         marks=marks,
@@ -625,7 +646,7 @@ def stage_of(
         sums=np.zeros_like(w),
         biases=np.zeros((len(w), biases), w.dtype),
         buffers=scratch(images, marks, w.dtype, steps),
-        gradients=(np.empty(samples, w.dtype), np.empty((_SAMPLES, biases), w.dtype)),
+        gradients=(np.empty(samples, w.dtype), np.empty((_GROUP_SIZE, biases), w.dtype)),
         image_buffers=image_buffers(images, w),
         steps=steps,
         **settings,
@@ -633,13 +654,13 @@ def stage_of(
 
 
 def window_buffers(stages: Sequence[Stage]) -> Floats:
-    """Allocates gradients of any stage's windows, for a few samples."""
+    """Allocates gradients by window [group size, windows], enough for any of the stages."""
     windows = max(len(stage.buffers.g) for stage in stages)
-    return np.empty((_SAMPLES, windows), stages[0].w.dtype)
+    return np.empty((_GROUP_SIZE, windows), stages[0].w.dtype)
 
 
 @compiled
-def descend(
+def add_clipped_sums(
     stages: tuple[Stage, ...],
     g: Floats,
     squares: Floats,
@@ -647,10 +668,10 @@ def descend(
     clip_norm: float,
     buffers: Floats,
 ) -> None:
-    """Adds clipped, weighted sums to those of all stages.
+    """Adds the clipped, weighted gradients of all samples to the sums of every stage.
 
-    A few samples go back through all stages at a time: their gradients are in cache when their
-    norms are known. Samples of weight 0 are skipped.
+    A group of samples goes back through all stages at a time: their gradients are still in cache
+    when their norms are known. Samples of weight 0 are skipped.
 
     Args:
         stages: the last one of the network first.
@@ -661,8 +682,8 @@ def descend(
         buffers: buffer by `window_buffers`.
     """
     n, batch = squares.shape
-    factors = np.zeros(_SAMPLES, squares.dtype)
-    weighted = np.zeros(batch, np.int64)  # numbers of the samples with a weight
+    factors = np.zeros(_GROUP_SIZE, squares.dtype)
+    weighted = np.zeros(batch, np.int64)  # numbers of the samples whose weight is not 0
     for model in range(n):
         weighted_count = 0
         for s in range(batch):
@@ -671,28 +692,30 @@ def descend(
             else:
                 weighted[weighted_count] = s
                 weighted_count += 1
-        for first in range(0, weighted_count, _SAMPLES):
-            few = min(_SAMPLES, weighted_count - first)
-            for i in range(few):
+        for first in range(0, weighted_count, _GROUP_SIZE):
+            group_size = min(_GROUP_SIZE, weighted_count - first)
+            for i in range(group_size):
                 _copy(g[model, weighted[first + i]], buffers[i])
+            # Stages differ in type, as the sizes in `static` are a part of it: numba compiles this
+            # loop for each of them.
             for stage in literal_unroll(stages):
-                for i in range(few):
+                for i in range(group_size):
                     s = weighted[first + i]
-                    squares[model, s] += _form_at(stage, (model, s, i), buffers[i])
+                    squares[model, s] += _form_gradients_at(stage, (model, s, i), buffers[i])
                     if stage.below[0] > 0:
                         _write_input_gradient(stage, model, buffers[i])
-            for i in range(few):
+            for i in range(group_size):
                 s = weighted[first + i]
                 norm = math.sqrt(squares[model, s])
                 clip_factor = clip_norm / norm if norm > clip_norm else 1.0
                 squares[model, s] = weights[model, s] * clip_factor
                 factors[i] = squares[model, s]
             for stage in literal_unroll(stages):
-                _add_at(stage, model, few, factors)
+                _add_scaled_gradients(stage, model, group_size, factors)
 
 
 @inlined
-def _form_at(
+def _form_gradients_at(
     stage: Stage,
     sample: tuple[int, int, int],
     g: Floats,
@@ -701,18 +724,20 @@ def _form_at(
 
     Args:
         stage: the convolution, with its buffers.
-        sample: number of the model; number of the sample in the batch; and its number among the
-            few samples that are in the buffers together.
+        sample: number of the model; number of the sample in the batch; and its number in the group
+            of samples that are in the buffers together.
         g: gradients by window [h · w · o].
     """
     model, s, i = sample
     formed, biases = stage.gradients
     _copy(stage.marks[model, s].reshape(-1), stage.buffers.marks)
-    if stage.below[0] > 0 or _overlap(stage.steps):
+    if stage.below[0] > 0 or _windows_overlap(stage.steps):
         _spread_windows(g, stage.buffers, stage.marks.shape[2:], stage.steps, stage.static[1])
     sharing = len(stage.marks) // len(stage.images)  # models that share an image
     sample_arrays = (stage.images[model // sharing, s], formed[i], biases[i])
-    return _form(g, stage.buffers, sample_arrays, stage.width, stage.steps, stage.static[0])
+    return _form_gradients(
+        g, stage.buffers, sample_arrays, stage.width, stage.steps, stage.static[0]
+    )
 
 
 @inlined
@@ -742,24 +767,24 @@ def _write_input_gradient(stage: Stage, model: int, g: Floats) -> None:
 
 
 @inlined
-def _add_at(
+def _add_scaled_gradients(
     stage: Stage,
     model: int,
-    few: int,
+    group_size: int,
     factors: Floats,
 ) -> None:
-    """Adds gradients of a few samples, times factors, to the sums of a model.
+    """Adds the gradients of a group of samples, times their factors, to the sums of a model.
 
     Args:
         stage: the convolution, whose buffers have the gradients.
         model: number of the model.
-        few: number of samples.
-        factors: factors of each sample, [_SAMPLES].
+        group_size: number of samples.
+        factors: factor of each sample, [_GROUP_SIZE].
     """
     formed, biases = stage.gradients
     sums = stage.sums[model].reshape(-1)
     flat = formed.reshape(len(formed), -1)
-    for i in range(few):
+    for i in range(group_size):
         for k in range(len(sums)):
             sums[k] += factors[i] * flat[i, k]
         for k in range(biases.shape[1]):

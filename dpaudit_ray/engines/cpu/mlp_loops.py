@@ -25,7 +25,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MlpLoops:
-    """Linear layers with ReLU between them; one of `conversion.Loops`."""
+    """Linear layers with ReLU between them, computed by loops; one of `conversion.Loops`."""
 
     widths: Integers  # [L + 1]: of the input and of every layer's output
     starts: Integers  # [L, 2]: where weights and biases begin in the flat parameters; -1 for none
@@ -76,14 +76,14 @@ class MlpLoops:
         theta: Tensor,
         step: Step,
         weights: Tensor,
-        at_once: int,
+        group_size: int,
     ) -> None:
         """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
         columns = np.ascontiguousarray(step.x.flatten(1).numpy().T)
         layers = (self.widths, self.starts)
         units = int(self.widths[1:].sum())  # the number of outputs of all layers
         classes = int(self.widths[-1])
-        for models in slices(len(theta), at_once):
+        for models in slices(len(theta), group_size):
             group = theta[models].contiguous().numpy()
             activations = theta.new_empty(len(group), units, len(step.y))
             acts = activations.numpy()
@@ -121,15 +121,15 @@ def _forward(
             inputs = widths[layer]
             outputs = widths[layer + 1]
             weight_start, bias_start = starts[layer]
-            below = x if layer == 0 else acts[m, first - inputs : first]
+            layer_inputs = x if layer == 0 else acts[m, first - inputs : first]
             for o in range(outputs):
                 row = acts[m, first + o]
                 row[:] = theta[m, bias_start + o] if bias_start >= 0 else zero
                 for i in range(inputs):
                     w = theta[m, weight_start + o * inputs + i]
-                    source = below[i]
+                    input_row = layer_inputs[i]
                     for s in range(batch):
-                        row[s] += w * source[s]
+                        row[s] += w * input_row[s]
                 if layer < layers - 1:
                     for s in range(batch):  # not max(): NaN must stay NaN, as in torch
                         row[s] = zero if row[s] < 0 else row[s]
@@ -159,48 +159,52 @@ def _backward(
         out: [n, p], to be written.
     """
     widths, starts = layers
-    x, gradients, weights = batch
+    x, last_gradients, weights = batch
     units = acts.shape[1]
     last = len(widths) - 2  # number of the last layer
-    grads = np.empty(acts.shape[1:], dtype=theta.dtype)
+    grads = np.empty(acts.shape[1:], dtype=theta.dtype)  # of every layer's outputs, in one model
     squares = np.empty(x.shape[1], dtype=theta.dtype)
     for m in range(len(theta)):
         squares[:] = 0
         first = units - widths[-1]  # row where the outputs of a layer begin
-        grads[first:] = gradients[m]
+        grads[first:] = last_gradients[m]
         for layer in range(last, -1, -1):
             inputs = widths[layer]
             weight_start, bias_start = starts[layer]
-            below = x if layer == 0 else acts[m, first - inputs : first]
-            above = grads[first : first + widths[layer + 1]]
-            _add_squares(below, above, bias_start >= 0, squares)
+            layer_inputs = x if layer == 0 else acts[m, first - inputs : first]
+            layer_gradients = grads[first : first + widths[layer + 1]]
+            _add_squares(layer_inputs, layer_gradients, bias_start >= 0, squares)
             if layer > 0:
-                down = grads[first - inputs : first]
-                _push_down(theta[m, weight_start:], below, above, down)
+                input_gradients = grads[first - inputs : first]
+                _write_input_gradients(
+                    theta[m, weight_start:], layer_inputs, layer_gradients, input_gradients
+                )
                 first -= inputs
         for s in range(len(squares)):  # each square is replaced by the sample's factor
             norm = math.sqrt(squares[s])
-            squares[s] = weights[m, s] * (clip / norm if norm > clip else 1.0)
+            clip_factor = clip / norm if norm > clip else 1.0
+            squares[s] = weights[m, s] * clip_factor
         for layer in range(last + 1):
             inputs = widths[layer]
             outputs = widths[layer + 1]
-            below = x if layer == 0 else acts[m, first - inputs : first]
-            _write_sums(below, grads[first : first + outputs], squares, starts[layer], out[m])
+            layer_inputs = x if layer == 0 else acts[m, first - inputs : first]
+            layer_gradients = grads[first : first + outputs]
+            _write_sums(layer_inputs, layer_gradients, squares, starts[layer], out[m])
             first += outputs
 
 
 @compiled
 def _add_squares(
-    below: Floats,
-    above: Floats,
+    x: Floats,
+    g: Floats,
     bias: bool,
     squares: Floats,
 ) -> None:
     """Adds |g|² (|x|² + 1) of every sample, without the 1 if there is no bias.
 
     Args:
-        below: inputs x of the layer, [inputs, B].
-        above: gradients g of the layer's outputs, [outputs, B].
+        x: inputs of the layer, [inputs, B].
+        g: gradients of the layer's outputs, [outputs, B].
         bias: whether the layer has a bias.
         squares: numbers [B] to which the squares are added.
     """
@@ -208,71 +212,71 @@ def _add_squares(
     x_squares = np.zeros_like(squares)
     if bias:
         x_squares[:] = 1
-    for o in range(len(above)):
+    for o in range(len(g)):
         for s in range(len(squares)):
-            g_squares[s] += above[o, s] * above[o, s]
-    for i in range(len(below)):
+            g_squares[s] += g[o, s] * g[o, s]
+    for i in range(len(x)):
         for s in range(len(squares)):
-            x_squares[s] += below[i, s] * below[i, s]
+            x_squares[s] += x[i, s] * x[i, s]
     for s in range(len(squares)):
         squares[s] += g_squares[s] * x_squares[s]
 
 
 @compiled
-def _push_down(
+def _write_input_gradients(
     weight: Floats,
-    below: Floats,
-    above: Floats,
-    down: Floats,
+    x: Floats,
+    g: Floats,
+    out: Floats,
 ) -> None:
-    """Writes the gradients of a layer's inputs, through the ReLU that made them.
+    """Writes the gradients of a layer's inputs, passed back through the ReLU before the layer.
 
     Args:
         weight: flat parameters from the layer's weights on.
-        below: inputs of the layer, [inputs, B]; 0 where the ReLU let nothing through.
-        above: gradients of its outputs, [outputs, B].
-        down: [inputs, B], to be written.
+        x: inputs of the layer, [inputs, B]; 0 where the ReLU cut them off.
+        g: gradients of its outputs, [outputs, B].
+        out: [inputs, B], to be written.
     """
-    inputs, batch = below.shape
+    inputs, batch = x.shape
     for i in range(inputs):
-        gradients = down[i]
-        source = below[i]
+        gradients = out[i]
+        x_row = x[i]
         gradients[:] = 0
-        for o in range(len(above)):
+        for o in range(len(g)):
             w = weight[o * inputs + i]
-            g = above[o]
+            g_row = g[o]
             for s in range(batch):
-                gradients[s] += w * g[s]
+                gradients[s] += w * g_row[s]
         for s in range(batch):
-            gradients[s] = 0 if source[s] <= 0 else gradients[s]
+            gradients[s] = 0 if x_row[s] <= 0 else gradients[s]
 
 
 @compiled
 def _write_sums(
-    below: Floats, above: Floats, factors: Floats, start: Integers, out: Floats
+    x: Floats, g: Floats, factors: Floats, start: Integers, out: Floats
 ) -> None:  # fmt: skip
     """Writes Σ_s factor · g xᵀ and Σ_s factor · g of one layer.
 
     Args:
-        below: inputs x of the layer, [inputs, B].
-        above: gradients g of its outputs, [outputs, B]; multiplied by the factors in place.
+        x: inputs of the layer, [inputs, B].
+        g: gradients of its outputs, [outputs, B]; multiplied by the factors in place.
         factors: clip factor times weight of every sample, [B].
         start: where weights and biases begin in `out`; -1 for no biases.
         out: flat parameters of one model [p], to be written.
     """
     zero = out.dtype.type(0)
     weight_start, bias_start = start
-    for o in range(len(above)):
-        g = above[o]
+    for o in range(len(g)):
+        g_row = g[o]
         summed = zero
         for s in range(len(factors)):
-            g[s] *= factors[s]
-            summed += g[s]
+            g_row[s] *= factors[s]
+            summed += g_row[s]
         if bias_start >= 0:
             out[bias_start + o] = summed
-        for i in range(len(below)):
-            source = below[i]
+        for i in range(len(x)):
+            x_row = x[i]
             summed = zero
             for s in range(len(factors)):
-                summed += g[s] * source[s]
-            out[weight_start + o * len(below) + i] = summed
+                summed += g_row[s] * x_row[s]
+            out[weight_start + o * len(x) + i] = summed

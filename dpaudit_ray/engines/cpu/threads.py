@@ -11,35 +11,37 @@ import torch
 
 from ..packing.memory import slices
 
-_lent = threading.local()  # `count`: what torch had before `torch_on_one_thread`
+# By thread, `count`: the number of torch's threads before `torch_on_one_thread`; 0 or missing if
+# there is no limit now.
+_before_limit = threading.local()
 
 
 def thread_count() -> int:
-    """Returns the number of threads for models: torch's, before it was limited to one."""
-    threads: int = getattr(_lent, "count", 0) or torch.get_num_threads()
+    """Returns the number of threads for models: that of torch, without a limit to one."""
+    threads: int = getattr(_before_limit, "count", 0) or torch.get_num_threads()
     return threads
 
 
 @contextmanager
 def torch_on_one_thread() -> Iterator[None]:
     """Limits torch to one thread: more threads would spin while models wait for cores."""
-    before = getattr(_lent, "count", 0)
-    _lent.count = thread_count()
+    before = getattr(_before_limit, "count", 0)
+    _before_limit.count = thread_count()
     try:
         with _torch_threads(1):
             yield
     finally:
-        _lent.count = before
+        _before_limit.count = before
 
 
 def torch_on_all_threads() -> AbstractContextManager[None]:
-    """Lets torch use all threads for models, for work that is not spread over threads here."""
+    """Lets torch use all threads, for work that is not divided among threads of this module."""
     return _torch_threads(thread_count())
 
 
 @contextmanager
 def _torch_threads(threads: int) -> Iterator[None]:
-    """Sets the number of torch's threads."""
+    """Sets the number of torch's threads, and restores the earlier one at exit."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -52,7 +54,7 @@ def run_on_threads(
     task: Callable[[int, slice], None],
     models: int,
 ) -> None:
-    """Calls `task` on several threads, each with its number and its part of range(models).
+    """Calls `task(thread, part)` on several threads, each with a part of range(models).
 
     Inside each of several threads, torch computes on one. A single task has all of torch's threads.
     """

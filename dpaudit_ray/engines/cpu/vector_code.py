@@ -25,7 +25,10 @@ Static = tuple[tuple[int, ...], ...]
 
 
 def compiled(loops: F) -> F:
-    """Compiles loops that free Python's lock; sums may be reordered, NaN and inf stay correct."""
+    """Compiles loops with numba: they release Python's lock, and may reorder their sums.
+
+    Values of NaN and infinity stay correct.
+    """
     options: dict[str, Any] = {"nopython": True, "nogil": True, "fastmath": {"reassoc", "contract"}}
     try:
         dispatcher = numba.jit(cache=True, **options)(loops)
@@ -35,7 +38,7 @@ def compiled(loops: F) -> F:
 
 
 def inlined(loops: F) -> F:
-    """Marks a function that is compiled only as a part of its callers."""
+    """Compiles a function into each of its callers, and never separately."""
     return cast(F, numba.jit(nopython=True, inline="always")(loops))
 
 
@@ -64,9 +67,10 @@ def lanes(itemsize: int, row_length: int) -> int:
 
 
 _I64, _I32, _I8 = ir.IntType(64), ir.IntType(32), ir.IntType(8)
-_FUSED = ("contract",)  # a product and a sum may be one instruction
-_allocated: Any = cgutils.alloca_once
-_unpacked: Any = cgutils.unpack_tuple
+_FUSED = ("contract",)  # LLVM may make one instruction of a product and a sum
+# Without types, as numba has no annotations.
+_allocate: Any = cgutils.alloca_once
+_unpack: Any = cgutils.unpack_tuple
 
 
 class _Emitter:
@@ -101,11 +105,11 @@ class _Emitter:
         self.builder = builder
         self.lanes, *self.sizes = (kind.count for kind in static_types.types)
         self.pointers = []
-        structs = _unpacked(builder, args[0])
+        structs = _unpack(builder, args[0])
         for kind, struct in zip(array_types.types, structs, strict=True):
             array = context.make_array(kind)(context, builder, struct)
             self.pointers.append(array.data)
-        self.numbers = _unpacked(builder, args[1], number_types.count)
+        self.numbers = _unpack(builder, args[1], number_types.count)
         element = context.get_value_type(array_types.types[0].dtype)
         self.vector = ir.VectorType(element, self.lanes)
         self.byte_vector = ir.VectorType(_I8, self.lanes)
@@ -119,12 +123,14 @@ class _Emitter:
         """Returns a pointer to an entry.
 
         Args:
-            base: number of an array, or a pointer.
-            offsets: distances from there, in entries: numbers, or tuples of their factors.
+            base: index of an array in `arrays`, whose first entry is meant; or a pointer.
+            offsets: distances from there, in entries, which are added up: each is a number, or a
+                tuple of factors whose product is the distance.
         """
         pointer = self.pointers[base] if isinstance(base, int) else base
         for offset in offsets:
             factors = offset if isinstance(offset, tuple) else (offset,)
+            # Python's numbers become constants of the code; others are its values already.
             values = [_I64(f) if isinstance(f, int) else f for f in factors]
             distance = functools.reduce(self.builder.mul, values)
             pointer = self.builder.gep(pointer, [distance])
@@ -150,7 +156,7 @@ class _Emitter:
         order = self.full(ir.VectorType(_I32, self.lanes), 0)
         return self.builder.shuffle_vector(single, undefined, order)
 
-    def below(self, first: int, count: Any) -> Any:
+    def lanes_below(self, first: int, count: Any) -> Any:
         """Returns a mask of the lanes whose numbers, from `first` on, are less than `count`."""
         numbers = [first + lane for lane in range(self.lanes)]
         lane = ir.Constant(ir.VectorType(_I64, self.lanes), numbers)
@@ -160,15 +166,22 @@ class _Emitter:
         self,
         *counts: int,
     ) -> dict[tuple[int, ...], Any]:
-        """Allocates vectors of zeros, which LLVM keeps in registers; returns pointers by index."""
+        """Allocates vectors of zeros, which LLVM keeps in registers.
+
+        Args:
+            counts: how many there are along each axis.
+
+        Returns:
+            A pointer to each, by its index along the axes.
+        """
         slots = {}
         for index in np.ndindex(*counts):
-            slots[index] = _allocated(self.builder, self.vector)
+            slots[index] = _allocate(self.builder, self.vector)
             self.builder.store(self.zero, slots[index])
         return slots
 
-    def add(self, slot: Any, a: Any, b: Any) -> None:
-        """Adds a · b to a vector of `sums`."""
+    def add_product(self, slot: Any, a: Any, b: Any) -> None:
+        """Adds the product a · b to the vector of `sums` that `slot` points to."""
         product = self.builder.fmul(a, b, flags=_FUSED)
         total = self.builder.fadd(product, self.builder.load(slot), _FUSED)
         self.builder.store(total, slot)
@@ -232,13 +245,13 @@ def convolve(emit: _Emitter) -> None:
             weight = emit.load(emit.at(w_row, (j.index, emit.lanes)))
             for (r, c), slot in sums.items():
                 value = builder.load(emit.at(lines[r], j.index, c * step))
-                emit.add(slot, weight, emit.splat(value))
+                emit.add_product(slot, weight, emit.splat(value))
     for (r, c), slot in sums.items():
         target = emit.at(3, out_at, (out_down, r), (out_across, c))
         emit.store(builder.load(slot), target)
 
 
-DEAD = 255  # stands for the winner's number if ReLU let nothing through
+DEAD = 255  # in place of the winner's number if the ReLU makes the window's output 0
 
 
 @_vectorised
@@ -283,7 +296,7 @@ def unpool(emit: _Emitter) -> None:
     g = emit.load(emit.at(0, g_at))
     marks = builder.bitcast(emit.at(1, g_at), emit.byte_vector.as_pointer())
     mark = builder.load(marks, align=1)
-    inside = emit.below(0, channels)
+    inside = emit.lanes_below(0, channels)
     for k, (i, j) in enumerate(np.ndindex(*emit.sizes)):
         target = emit.at(2, grid_at, (down, i), (across, j))
         wins = builder.icmp_unsigned("==", mark, emit.full(emit.byte_vector, k))
@@ -297,9 +310,9 @@ def gather(emit: _Emitter) -> None:
 
     From column `width` on, out is 0. Squares of out are added to a vector.
 
-    `arrays`: x, start, g, out, squares. `numbers`: offset in x, offset in start and g, offset in
-    out, number of starts, length of an image row, width of a patch. `static`: lanes of a vector,
-    rows of a patch, vectors in each.
+    `arrays`: x, start, g, out, squares. `numbers`: where to begin in x, in start and g, and in out;
+    the number of starts; the length of an image row; the width of a patch. `static`: lanes of a
+    vector, rows of a patch, vectors in each row.
     """
     builder = emit.builder
     x_offset, start_offset, out_offset, count, row_length, width = emit.numbers
@@ -312,14 +325,14 @@ def gather(emit: _Emitter) -> None:
         g = emit.splat(builder.load(emit.at(2, start_offset, e.index)))
         for (r, v), slot in sums.items():
             x = emit.load(emit.at(patch, (row_length, r), v * emit.lanes))
-            emit.add(slot, g, x)
+            emit.add_product(slot, g, x)
     builder.store(emit.load(emit.at(4)), squares)
     for vector, slot in enumerate(sums.values()):
         column = vector % vectors * emit.lanes
-        inside = emit.below(column, width)
+        inside = emit.lanes_below(column, width)
         total = builder.select(inside, builder.load(slot), emit.zero)
         emit.store(total, emit.at(3, out_offset, vector * emit.lanes))
-        emit.add(squares, total, total)
+        emit.add_product(squares, total, total)
     emit.store(builder.load(squares), emit.at(4))
 
 
@@ -342,7 +355,7 @@ def scatter(emit: _Emitter) -> None:
         weights = emit.at(2, w_at, (output, weights_length))
         for n, slot in enumerate(sums.values()):
             w = emit.load(emit.at(weights, n * emit.lanes))
-            emit.add(slot, g, w)
+            emit.add_product(slot, g, w)
     for (r, v), slot in sums.items():
         target = emit.at(0, image_at, (row_length, r), v * emit.lanes)
         total = builder.fadd(emit.load(target), builder.load(slot))

@@ -31,7 +31,7 @@ from ..rules.base import Rule, Slot, alteration, is_plain
 from ..rules.convolution import Conv2dRule
 from ..rules.linear import AffineRule, EmbeddingRule, LinearRule
 from .attention import Attention
-from .passes import Bare, Chain, Layer, Passes
+from .passes import Chain, Layer, Passes, UnruledParameter
 
 if TYPE_CHECKING:
     from ..cpu.conv_pool import ConvChain
@@ -70,28 +70,28 @@ def find_obstacle(module: nn.Module) -> str | None:
     rule are an obstacle if they have most of the module's numbers: rules for the other layers
     would gain little.
     """
-    paths: dict[int, str] = {}  # name of each parameter, by its id
+    first_names: dict[int, str] = {}  # the name under which each parameter comes first, by its id
     without_rule = []
-    bare_numbers = 0  # trainable numbers in layers without a rule
+    unruled_numbers = 0  # trainable numbers in layers without a rule
     trained_numbers = 0  # trainable numbers in all layers
     for path, layer in module.named_modules(remove_duplicate=False):
         problem = alteration(layer)
         if problem is not None:
             return obstacle_at(path, layer, problem)
-        parameters = dict(layer.named_parameters(recurse=False))
-        trainable = {name: p for name, p in parameters.items() if p.requires_grad}
+        parameters = layer.named_parameters(recurse=False)
+        trainable = {name: p for name, p in parameters if p.requires_grad}
         for name, parameter in trainable.items():
             full_name = f"{path}.{name}".lstrip(".")
-            first_name = paths.setdefault(id(parameter), full_name)
+            first_name = first_names.setdefault(id(parameter), full_name)
             if first_name != full_name:
                 problem = f"shares a parameter ({full_name} is {first_name})"
                 return obstacle_at(path, layer, problem)
-        of_layer = sum(p.numel() for p in trainable.values())
-        trained_numbers += of_layer
+        layer_numbers = sum(p.numel() for p in trainable.values())
+        trained_numbers += layer_numbers
         if trainable and _rule_of(layer) is None and not Attention.takes(layer):
             without_rule.append(obstacle_at(path, layer, "has no rule of this package"))
-            bare_numbers += of_layer
-    return without_rule[0] if 2 * bare_numbers > trained_numbers else None
+            unruled_numbers += layer_numbers
+    return without_rule[0] if 2 * unruled_numbers > trained_numbers else None
 
 
 def converted(
@@ -111,6 +111,7 @@ def converted(
     """
     if Attention.takes(module):
         assert isinstance(module, nn.MultiheadAttention)
+        # Slots by the parameters' names within the layer.
         inner = {name.removeprefix(path): s for name, s in slots.items() if name.startswith(path)}
         return Attention(module, inner, passes)
     if isinstance(module, nn.TransformerEncoderLayer):
@@ -119,9 +120,10 @@ def converted(
     layer_slots = {name: slots[f"{path}{name}"] for name, p in parameters if p.requires_grad}
     if layer_slots and _rule_of(module) is not None:
         return _with_rule(module, layer_slots, passes)
-    for name, slot in layer_slots.items():  # without a rule: `vmap` sets them for each example
+    # These parameters have no rule, so `vmap` sets them to a separate copy for each example.
+    for name, slot in layer_slots.items():
         delattr(module, name)
-        passes.bare.append(Bare(module, name, slot))
+        passes.unruled.append(UnruledParameter(module, name, slot))
     for name, child in module.named_children():
         setattr(module, name, converted(child, slots, passes, f"{path}{name}."))
     is_torch_activation = type(module).__module__ == nn.ReLU.__module__
@@ -136,7 +138,7 @@ def converted(
 
 
 def _rule_of(layer: nn.Module) -> type[Rule] | None:
-    """Returns the rule that computes what a layer does, if all of its parameters are trained."""
+    """Returns the rule that computes a layer; None if there is none, or a parameter is frozen."""
     if not all(p.requires_grad for p in layer.parameters(recurse=False)):
         return None
     for kind, rule in RULES.items():  # a subclass with its own `forward` has no rule
@@ -209,14 +211,18 @@ def refuse_layers(module: nn.Module) -> None:
 
 
 def _reason_to_refuse(layer: nn.Module) -> str | None:
-    """Returns the end of a sentence that begins with the layer's class; None if it is fine."""
+    """Returns why a layer has no per-sample gradients; None if it has.
+
+    The reason is the end of a sentence that begins with the layer's class.
+    """
     if isinstance(layer, torch.jit.ScriptModule):
         return (
             ", whose layers cannot be watched; give the module that it was scripted or traced from"
         )
     # In `eval()`, a layer with running statistics takes these, and not those of the batch.
     tracks = getattr(layer, "track_running_stats", False)
-    if (isinstance(layer, _BatchNorm) or tracks) and (layer.training or not tracks):
+    uses_batch = layer.training or not tracks
+    if uses_batch and (tracks or isinstance(layer, _BatchNorm)):
         reason = (
             " that takes statistics of a batch: DP-SGD cannot bound what one example changes; "
             "use GroupNorm"

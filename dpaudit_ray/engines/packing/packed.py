@@ -64,7 +64,7 @@ class PackedModel:
         self.initial = flat_parameters(module)
         self.size = len(self.initial)
         self._threads = 1  # number of threads that share the memory
-        self._workers = [self]  # a copy for each thread, by its number
+        self._workers = [self]  # a packed copy for each thread, by the thread's number
         self.single = False  # whether every example goes through the module alone
         # Computes every example alone, by the user's module; None if the module is packed.
         self._alone: Samplewise | None = None
@@ -99,7 +99,8 @@ class PackedModel:
         Args:
             x: examples [B, ...].
             y: classes, or numbers, [B].
-            remembered: whether to reuse the choice for an equal module and the same examples.
+            remembered: whether to reuse the choice that this process made for an equal module and
+                the same examples.
 
         Raises:
             SpecError: The module mixes examples, draws random numbers or keeps state.
@@ -166,9 +167,9 @@ class PackedModel:
             return self._alone.outputs(theta, x)
         outputs = []
 
-        def compute(models: slice, at_once: int) -> None:
-            """Adds the outputs of a group of models, `at_once` models in each pass."""
-            outputs.extend(self._passes.outputs(theta[models], x, at_once))
+        def compute(models: slice, group_size: int) -> None:
+            """Adds the outputs of a group of models, `group_size` models in each pass."""
+            outputs.extend(self._passes.outputs(theta[models], x, group_size))
 
         self._by_groups(theta, compute)
         return torch.cat(outputs)
@@ -199,11 +200,10 @@ class PackedModel:
                 return self._alone.clipped_sums(theta, x, y, clip_norm, weights)
         out = torch.zeros_like(theta)  # a layer that gets no gradient writes nothing
         n = len(theta)
-        batch = len(y)
         if weights is None:
-            weights = theta.new_ones(n, batch)
+            weights = theta.new_ones(n, len(y))
 
-        def sums(thread: int, models: slice) -> None:
+        def write_sums(thread: int, models: slice) -> None:
             """Writes the sums of a group of models, by the packed copy of this thread."""
             step = Step(x, y, clip_norm, self.loss)
             worker = self._workers[thread]
@@ -215,9 +215,9 @@ class PackedModel:
                 self._workers.append(self._copy(None, passes.by_loops, passes.mapped))
             for worker in self._workers:
                 worker._threads = thread_count()
-            run_on_threads(sums, n)
+            run_on_threads(write_sums, n)
         else:
-            sums(0, slice(0, n))
+            write_sums(0, slice(0, n))
         return out
 
     def viewed_sums(
@@ -264,10 +264,10 @@ class PackedModel:
         if self._groups is None:  # the first batch decides, by the memory that it takes
             self._groups = self._fitting_groups(loops, theta, step)
 
-        def compute(models: slice, at_once: int) -> None:
-            """Writes the sums of a group of models, `at_once` models in each pass."""
+        def compute(models: slice, group_size: int) -> None:
+            """Writes the sums of a group of models, `group_size` models in each pass."""
             way = loops or self._passes
-            way.clipped_sums(out[models], theta[models], step, weights[models], at_once)
+            way.clipped_sums(out[models], theta[models], step, weights[models], group_size)
 
         self._by_groups(theta, compute)
 
@@ -276,7 +276,7 @@ class PackedModel:
         theta: Tensor,
         compute: Callable[[slice, int], None],
     ) -> None:
-        """Calls `compute` for one group of models after another.
+        """Calls `compute` for each group of models in turn.
 
         If memory runs out, groups are halved from there on, and the same models are tried again.
 
@@ -295,7 +295,7 @@ class PackedModel:
                     raise
                 self._groups = groups.halved()
                 warn_of_short_memory(self._groups.outer)
-                continue
+                continue  # with the same models, in a smaller group
             start = models.stop
 
     def models_together(self, x: Tensor, y: Tensor) -> int:

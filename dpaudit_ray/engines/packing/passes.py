@@ -31,18 +31,19 @@ from .memory import slices
 
 @dataclass(frozen=True)
 class Step:
-    """A batch, its loss, the clip norm, and values of rules that depend on the examples alone."""
+    """A batch, with the loss and the clip norm for its gradients."""
 
-    x: Tensor
-    y: Tensor
+    x: Tensor  # examples [B, ...]
+    y: Tensor  # targets [B]
     clip_norm: float
     loss: Loss = classification_losses
+    # Tensors that rules reuse for further models, as they depend on the examples alone.
     cache: dict[object, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Record:
-    """Data that a rule saved for backward, and the gradient of its output."""
+    """Data that a layer's rule saved for backward, and the gradient of the layer's output."""
 
     rule: Rule
     saved: Any
@@ -57,8 +58,8 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Bare:
-    """A parameter without a rule, which is an attribute of a layer."""
+class UnruledParameter:
+    """A parameter that no rule computes: an attribute of a layer, which `vmap` replaces."""
 
     layer: nn.Module
     name: str
@@ -66,18 +67,21 @@ class Bare:
 
 
 class Passes:
-    """Takes models through `module`, whose layers belong to these passes; one pass at a time."""
+    """Takes models forward and backward through `module`, group by group, one pass at a time.
+
+    The `Layer`s of the module belong to these passes: they find the group's parameters here.
+    """
 
     module: nn.Module
-    by_loops = True  # whether layers that have compiled loops may take them
+    by_loops = True  # whether layers may use compiled loops
     mapped = False  # whether `vmap` gives the module one example of one model at a time
 
     def __init__(self) -> None:
         """Begins without a module, which is set once its layers are made."""
-        self.bare: list[Bare] = []  # parameters without a rule
-        self._leaves: list[Tensor] = []  # values of `bare`, one for every example, [n*B, ...]
+        self.unruled: list[UnruledParameter] = []
+        self._leaves: list[Tensor] = []  # values of `unruled`, a copy for each example [n*B, ...]
         self.records: list[Record] = []  # records in the order of the backward pass
-        self._applied: set[Rule] = set()  # rules that were applied in this pass: each may be once
+        self._applied: set[Rule] = set()  # rules applied to this group: each may be only once
         # Output and saved data of layers on the batch itself, which all groups share.
         self._shared: dict[Rule, tuple[Tensor, Any]] = {}
 
@@ -85,25 +89,25 @@ class Passes:
         self,
         theta: Tensor,
         x: Tensor,
-        at_once: int,
+        group_size: int,
     ) -> list[Tensor]:
         """Returns outputs [models, B, c] of each group.
 
         Args:
             theta: parameters [n, p].
             x: examples [B, ...].
-            at_once: number of models of a group.
+            group_size: number of models of a group.
         """
         outputs = []
         with torch.no_grad(), self._pass(theta, x):
-            for models in slices(len(theta), at_once):
-                self._enter(models)
+            for models in slices(len(theta), group_size):
+                self._begin_group(models)
                 group_outputs = self._forward(x)
                 outputs.append(group_outputs.view(len(self.theta), len(x), -1))
         return outputs
 
     def clipped_sums(
-        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, at_once: int
+        self, out: Tensor, theta: Tensor, step: Step, weights: Tensor, group_size: int
     ) -> None:  # fmt: skip
         """Writes Σ_j weights[:, j] · clip(gradient of sample j, C).
 
@@ -112,16 +116,17 @@ class Passes:
             theta: parameters [n, p].
             step: examples, labels, clip norm C and loss.
             weights: [n, B].
-            at_once: number of models of a group.
+            group_size: number of models of a group.
         """
-        gradients = self._gradients(theta, step, at_once)
+        gradients = self._gradients(theta, step, group_size)
         if math.isfinite(step.clip_norm):
+            # The norm of a sample's gradient is that over all layers, so it comes before any sum.
             squares = torch.zeros_like(weights)
             for models, samples in gradients:
                 squares[models] += samples.squared_norms()
             norms = squares.sqrt_()
-            factors = step.clip_norm / norms.clamp_(min=step.clip_norm)
-            weights = factors * weights
+            clip_factors = step.clip_norm / norms.clamp_(min=step.clip_norm)
+            weights = clip_factors * weights
         for models, samples in gradients:
             samples.weighted_sums(out[models], weights[models])
 
@@ -133,29 +138,30 @@ class Passes:
             return leaf_bytes + sum(record.nbytes for record in records)
 
     def _gradients(
-        self, theta: Tensor, step: Step, at_once: int
+        self, theta: Tensor, step: Step, group_size: int
     ) -> list[tuple[slice, SampleGradients]]:
         """Returns per-sample gradients of every layer and group, each with its models.
 
         Args:
             theta: parameters [n, p].
             step: examples, labels and loss.
-            at_once: number of models of a group.
+            group_size: number of models of a group.
         """
         gradients = []
         shared = []  # records of layers on the batch itself, by group
         with self._pass(theta, step.x):
-            for models in slices(len(theta), at_once):
+            for models in slices(len(theta), group_size):
                 records = self._forward_and_backward(models, step)
                 for record in records:
                     if not record.shared:
                         samples = record.rule.samples(theta[models], record.saved, record.g)
                         gradients.append((models, samples))
-                if self.bare:  # some parameters have no rule
-                    gradients.append((models, self._bare_gradients()))
+                if self.unruled:  # some parameters have no rule
+                    gradients.append((models, self._unruled_gradients()))
                 shared.append([record for record in records if record.shared])
         batch = len(step.x)
-        for layer_records in zip(*shared, strict=True):  # records of a layer in all groups
+        # A layer on the batch itself has a record in each group, but one input for all of them.
+        for layer_records in zip(*shared, strict=True):
             first = layer_records[0]
             parts = [by_model(record.g, len(record.g) // batch) for record in layer_records]
             samples = first.rule.samples_shared(theta, first.saved, parts, step.cache)
@@ -168,7 +174,7 @@ class Passes:
         Raises:
             ValueError: outputs are not a row of scores for each example.
         """
-        self._enter(models)
+        self._begin_group(models)
         with torch.enable_grad():
             outputs = self._forward(step.x)
             labels = step.y.repeat(len(self.theta))
@@ -191,7 +197,7 @@ class Passes:
             """Returns the output of one model on one example, [c]."""
             # Each `Layer` that the pass goes through takes the anchor from here.
             self.anchor = anchor
-            for parameter, value in zip(self.bare, values, strict=True):
+            for parameter, value in zip(self.unruled, values, strict=True):
                 setattr(parameter.layer, parameter.name, value)
             row: Tensor = self.module(example.unsqueeze(0))
             return row.squeeze(0)
@@ -199,14 +205,14 @@ class Passes:
         examples = repeated(x, len(self.theta))
         anchors = self.anchor.expand(len(examples))
         self._leaves = []
-        for parameter in self.bare:
+        for parameter in self.unruled:
             by_example = parameter.slot.of(self.theta).repeat_interleave(len(x), 0)
             self._leaves.append(by_example.requires_grad_())
         with _PlainAttention():
             mapped: Tensor = vmap(output)(examples, anchors, self._leaves)
         return mapped
 
-    def _bare_gradients(self) -> SampleGradients:
+    def _unruled_gradients(self) -> SampleGradients:
         """Returns per-sample gradients of parameters without a rule, after a backward pass.
 
         Each leaf holds a copy of its parameter for every example, so the gradient of the leaf has
@@ -214,8 +220,9 @@ class Passes:
         which counts as zero.
         """
         parts = []
-        for parameter, leaf in zip(self.bare, self._leaves, strict=True):
+        for parameter, leaf in zip(self.unruled, self._leaves, strict=True):
             if leaf.grad is not None:
+                # One row for each example of each model.
                 gradients = by_model(leaf.grad.flatten(1), len(self.theta))
                 parts.append((parameter.slot, gradients))
         return Formed(tuple(parts))
@@ -226,24 +233,27 @@ class Passes:
 
         The models are entered group by group.
         """
-        self._all = theta
+        self._all_theta = theta
         self.input = x
         self._shared.clear()
         yield
         self.records.clear()
         self._shared.clear()
 
-    def _enter(self, models: slice) -> None:
-        """Begins the pass of one group."""
-        self._models = models
-        self.theta = self._all[models]
+    def _begin_group(self, models: slice) -> None:
+        """Begins the pass of one group of models, given as a slice of all models."""
+        self._group = models
+        self.theta = self._all_theta[models]
         # A leaf that needs a gradient, so that autograd visits the first layer too.
         self.anchor = self.theta.new_zeros(()).requires_grad_()
         self._applied.clear()
         self.records.clear()
 
-    def enter_layer(self, rule: Rule) -> None:
-        """Raises ValueError if the parameters of the rule were used before in this pass."""
+    def mark_applied(self, rule: Rule) -> None:
+        """Notes that a rule is applied. Raises ValueError if its parameters were used before.
+
+        The gradient of a parameter that is used twice has two records, whose norms do not add up.
+        """
         owner = rule.owner or rule
         if owner in self._applied:
             raise ValueError("a layer is applied twice")
@@ -259,7 +269,7 @@ class Passes:
         Raises:
             ValueError: the layer is applied twice, or to other rows than those of the batch.
         """
-        self.enter_layer(rule)
+        self.mark_applied(rule)
         batch = self.input
         models = len(self.theta)
         rows = x.shape[0] if x.dim() else 0
@@ -270,7 +280,7 @@ class Passes:
             if rows == 1 or x.stride(0) == batch.stride(0):
                 return x, True
             raise ValueError("a layer is given the batch the other way round")
-        if rows == len(batch) and models > 1:  # the same for all models, but a new tensor
+        if rows == len(batch) and models > 1:  # a new tensor, with one input for all models
             return repeated(x, models), False
         if rows != models * len(batch):
             raise ValueError(f"a layer is given {rows} rows of {models * len(batch)}")
@@ -292,15 +302,16 @@ class Passes:
         if not shared:
             return rule.forward(self.theta, x)
         if rule not in self._shared:
-            self._shared[rule] = rule.forward_shared(self._all, x)
+            self._shared[rule] = rule.forward_shared(self._all_theta, x)
         y, saved = self._shared[rule]
-        return y[self._models].flatten(0, 1), saved
+        return y[self._group].flatten(0, 1), saved
 
 
 class _PlainAttention(TorchFunctionMode):
-    """Computes attention by products and a softmax: `vmap` loops over examples in fused kernels.
+    """Computes attention by products and a softmax, in place of torch's fused kernels.
 
-    Torch's own switch, `sdpa_kernel`, would change it in all threads.
+    In these, `vmap` would loop over the examples. Torch's own switch, `sdpa_kernel`, would change
+    all threads.
     """
 
     def __torch_function__(
@@ -325,7 +336,7 @@ class Layer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Dtype and shape for code that asks for them, without any numbers."""
+        """An empty weight, for a user's code that reads the dtype or the shape of a layer's."""
         shape = self.rule.weight.shape
         dtype = self.passes.theta.dtype
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -340,18 +351,25 @@ class Layer(nn.Module):
 
 
 class Chain(nn.Sequential):
-    """A Sequential whose call goes through `merged` layers; items are the layers themselves."""
+    """A Sequential that applies `merged` layers when it is called; its items stay the layers."""
 
     def __init__(
         self,
         layers: Mapping[str, nn.Module],
         merged: Sequence[nn.Module] | None = None,
     ) -> None:
+        """Makes the chain.
+
+        Args:
+            layers: the layers by name, as a Sequential has them.
+            merged: layers that compute the same; None, as torch calls it for a slice of a chain,
+                for the layers themselves.
+        """
         super().__init__(OrderedDict(layers))
-        self.merged = tuple(self if merged is None else merged)  # None for a slice of a chain
+        self.merged = tuple(self if merged is None else merged)
 
     def forward(self, input: Any) -> Any:
-        """Returns the output of the last of `merged`."""
+        """Returns the output of the last of the `merged` layers."""
         for layer in self.merged:
             input = layer(input)
         return input
@@ -369,7 +387,7 @@ class _Apply(torch.autograd.Function):
     ) -> Tensor:
         """Applies the rule; `_anchor` needs a gradient, so that `backward` is always called."""
         y, layer.saved = layer.passes.layer_output(layer.rule, x.detach(), shared)
-        return y.detach()  # no view, which torch lets nobody change in place (`y += x`)
+        return y.detach()  # torch refuses changes in place (`y += x`) of a view
 
     @staticmethod
     def setup_context(
@@ -398,7 +416,7 @@ class _Apply(torch.autograd.Function):
         """
         is_shared = in_dims[0] is None
         x = x.expand(len(anchor), *x.shape) if is_shared else x.movedim(in_dims[0], 0)
-        layer.passes.enter_layer(layer.rule)
+        layer.passes.mark_applied(layer.rule)
         if x.shape[1:2] != (1,):  # not a batch of one example
             return _Apply.apply(x, anchor, layer, False), 0
         y = _Apply.apply(x.squeeze(1), anchor, layer, False)
@@ -413,6 +431,7 @@ class _Apply(torch.autograd.Function):
         rule = ctx.layer.rule
         passes = ctx.layer.passes
         passes.records.append(Record(rule, ctx.saved, g, ctx.shared))
-        if not ctx.needs_input_grad[0]:
-            return None, None, None, None
-        return rule.input_gradient(passes.theta, ctx.saved, g), None, None, None
+        input_gradient = None
+        if ctx.needs_input_grad[0]:
+            input_gradient = rule.input_gradient(passes.theta, ctx.saved, g)
+        return input_gradient, None, None, None  # the other arguments of `forward` have no gradient

@@ -22,7 +22,8 @@ from .memory import slices
 _MOST_NUMBERS = 1 << 24
 _MOST_ON_GPU = 1 << 29
 MODELS = 16  # models that go through `vmap` together
-# Torch adds squares one by one on a CPU: the norm of 11 million in float32 is 4e-4 too small.
+# Numbers whose squares are added in a row. Torch adds them one by one on a CPU: so the norm of 11
+# million numbers in float32 would be 4e-4 too small.
 _SQUARES_IN_A_ROW = 1 << 16
 
 
@@ -65,10 +66,10 @@ class Samplewise:
         n, size = theta.shape
         # How many gradients exist at once follows from sizes alone, not from free memory: so bits
         # are the same in every attempt at a pack.
-        numbers = _MOST_NUMBERS if theta.device.type == "cpu" else _MOST_ON_GPU
-        most_models = min(numbers // (size * max(1, len(y))), self.mapped)
+        most_numbers = _MOST_NUMBERS if theta.device.type == "cpu" else _MOST_ON_GPU
+        most_models = min(most_numbers // (size * max(1, len(y))), self.mapped)
         for models in slices(n, max(1, most_models)):
-            for part in slices(len(y), max(1, numbers // size)):
+            for part in slices(len(y), max(1, most_numbers // size)):
                 gradients = self._gradients(theta[models], x[part], y[part])
                 norms = norms_of(gradients)
                 factors = torch.ones_like(norms)
@@ -174,8 +175,8 @@ class Samplewise:
     ) -> Tensor:
         """Returns the loss of one example under parameters by name, as `torch.func` takes it."""
         inputs = example if self.views else example.unsqueeze(0)
-        everywhere = _under_every_name(self.module, parameters)
-        outputs = functional_call(self.module, everywhere, (inputs,), tie_weights=False)
+        values_by_name = _under_every_name(self.module, parameters)
+        outputs = functional_call(self.module, values_by_name, (inputs,), tie_weights=False)
         # Every view of the example has its label.
         return self.loss(outputs, label.expand(len(inputs))).mean()
 
@@ -202,13 +203,13 @@ def _under_every_name(module: nn.Module, parameters: Mapping[str, Tensor]) -> di
         parameters: values by the first name of each parameter.
     """
     values = {id(p): parameters[name] for name, p in trained(module).items()}
-    everywhere = {}
+    values_by_name = {}
     for path, layer in module.named_modules():
         in_layer = layer.named_parameters(path, recurse=False, remove_duplicate=False)
         for name, parameter in in_layer:
             if id(parameter) in values:
-                everywhere[name] = values[id(parameter)]
-    return everywhere
+                values_by_name[name] = values[id(parameter)]
+    return values_by_name
 
 
 @contextmanager
@@ -283,11 +284,10 @@ def in_dtype(
     module: nn.Module,
     dtype: torch.dtype,
 ) -> Iterator[None]:
-    """Casts copies of the module's tensors to `dtype`; restores all its attributes afterwards."""
+    """Gives the module copies of its tensors in `dtype`; restores all its attributes at exit."""
     parameters = [(p, p.data) for p in module.parameters()]
-    # Attributes of each layer, and a copy.
-    attributes = []
-    containers = []  # dictionaries and lists of layers, and a copy
+    attributes = []  # attributes of each layer, and a copy of them
+    containers = []  # dictionaries and lists among the attributes, and a copy of each
     for layer in module.modules():
         attributes.append((vars(layer), dict(vars(layer))))
         for value in vars(layer).values():

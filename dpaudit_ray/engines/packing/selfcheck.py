@@ -31,10 +31,13 @@ Make = Callable[[Groups | None, bool, bool], Any]
 _SPREAD = 0.05  # deviation of the models' parameters from the module's
 _LARGE = 1_000_000  # parameters; larger modules are checked on as little as possible
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3}  # errors relative to the largest entry
-_SURE = 1e-4  # an error in float32 above this has float64 decide, if the module allows it
-_SAMPLED = 1 << 22  # parameters of all models: to sample more would take as long as the check
-_MOST = 1 << 27  # numbers of a group's θ, as in a pack of `pack_size: auto`
-_CANCELLED = 1e-3  # times C: gradients whose sum is smaller cancel, and rounding is what remains
+# A larger error in float32 is computed again in float64, if the module runs in that.
+_CERTAIN_IN_FLOAT32 = 1e-4
+# Parameters of all models: sampling more would take as long as the check itself.
+_MOST_SAMPLED = 1 << 22
+_MOST_IN_GROUP = 1 << 27  # numbers of a group's θ, as in a pack of `pack_size: auto`
+# Times C: where the sum of the gradients is smaller, they cancel, and only rounding remains.
+_CANCELLED = 1e-3
 _READS = "reads numbers from its batch (`if`, `.item()`), so every example goes through it alone"
 _OTHER_SUMS = "gives other sums or outputs when it is packed"
 
@@ -45,14 +48,16 @@ class Way:
 
     loops: bool = False  # whether compiled loops are right
     mapped: bool = False  # whether `vmap` gives the module one example at a time, around rules
-    alone: int | None = None  # models that `vmap` takes together, if gradients are by example
-    single: bool = False  # whether examples go alone even where no gradient is computed
+    # Models that `vmap` takes together, 0 without `vmap`, if each example has a gradient of its own
+    # by autograd; None if the module is packed.
+    alone: int | None = None
+    single: bool = False  # whether examples go through the module alone for outputs, too
     obstacle: str | None = None  # why no faster way is right
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A user's module, what packs it, and a first batch of its training."""
+    """A user's module, a function that packs it, and a first batch of its training."""
 
     module: nn.Module
     packed: Make | str  # a string is the obstacle to packing it
@@ -83,7 +88,7 @@ class Candidate:
         models are (1 + 0.1 s) · initial + 0.01 s, for `count` values s from 1 to -1.
         """
         initial = self.initial
-        if self.large or count * len(initial) > _SAMPLED:
+        if self.large or count * len(initial) > _MOST_SAMPLED:
             shifts = torch.linspace(1, -1, count).to(initial).unsqueeze(1)
             return torch.addcmul(0.01 * shifts, 1 + 0.1 * shifts, initial)
         generator = torch.Generator().manual_seed(1)
@@ -92,7 +97,9 @@ class Candidate:
 
 
 def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
-    """Returns the fastest way that agrees with autograd on a few examples, and with itself on all.
+    """Returns the fastest way whose sums are correct: on a few examples, and on a whole batch.
+
+    On the few it is compared with autograd, on the batch with itself.
 
     Args:
         candidate: the module, and a first batch.
@@ -106,8 +113,8 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
         with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
             try:
                 batch = cast(candidate.x, dtype)
-                few, _ = candidate.first_examples(dtype)
-                single = vet(candidate.module, few, batch, thorough=not candidate.large)
+                few_examples, _ = candidate.first_examples(dtype)
+                single = vet(candidate.module, few_examples, batch, thorough=not candidate.large)
                 expected = _expected(candidate, dtype, single)
             except SpecError:
                 raise
@@ -237,11 +244,11 @@ def _difference(
     make: Callable[[], Any],
     expected: _Expected,
 ) -> str | None:
-    """Returns why a way is wrong, compared with autograd; None if it is right.
+    """Returns why a way of packing is wrong, compared with autograd; None if it is right.
 
     Args:
         candidate: the module, and a first batch.
-        make: packs the module.
+        make: packs the module this way.
         expected: sums and outputs by autograd.
     """
     theta = expected.theta
@@ -258,7 +265,7 @@ def _difference(
     least = _CANCELLED * clip_norm
     errors = [relative_error(a, b, least) for a, b in zip(sums, expected.sums, strict=True)]
     errors += map(relative_error, outputs, expected.outputs)
-    # The module may not have changed its input either.
+    # The module must not have changed its input either.
     if max(errors) <= _BOUNDS[theta.dtype] and torch.equal(x, expected.x):
         return None
     if theta.dtype == torch.float32:  # rounding may have moved a ReLU: float64 decides
@@ -301,7 +308,7 @@ def _difference_among_many(
         raise
     except Exception as failure:  # noqa: BLE001 (a user's code may raise anything)
         return f"cannot be packed ({first_line(failure):.80})"
-    if dtype == torch.float32 and error > _SURE:
+    if dtype == torch.float32 and error > _CERTAIN_IN_FLOAT32:
         with contextlib.suppress(Exception), in_dtype(candidate.module, torch.float64):
             # The user's code may raise an error in float64: then the one in float32 counts.
             error = _error_among_many(candidate, make, count, expected.clip_norm)
@@ -329,7 +336,7 @@ def _error_among_many(
         count: number of models of a group.
         clip_norm: C.
     """
-    most = _MOST // len(candidate.initial)
+    most = _MOST_IN_GROUP // len(candidate.initial)
     theta = candidate.similar_models(max(1, min(count, most)))
     x = cast(candidate.x, theta.dtype)
     y = candidate.y
@@ -345,8 +352,8 @@ def _error_among_many(
     errors = [0.0]
     # The sum over a batch, or over what is left of it, must be that over its two parts.
     total = sums(rows)
-    few, _ = candidate.first_examples(theta.dtype)
-    for first, second in halves(y, len(few)):
+    few_examples, _ = candidate.first_examples(theta.dtype)
+    for first, second in halves(y, len(few_examples)):
         first_sum = sums(rows[first])
         second_sum = sums(rows[second])
         errors.append(relative_error(first_sum + second_sum, total, least))

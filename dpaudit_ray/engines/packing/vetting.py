@@ -25,8 +25,9 @@ from torch.utils._pytree import tree_leaves
 from ...errors import SpecError
 
 _KNOWN_CODE = ("torch.nn.", f"{__name__.split('.')[0]}.")  # ends no process, whatever the values
-_PATIENCE = 60.0  # seconds that a child process may take for a few examples
-_FAR = 1e6  # an example so far from all others pulls any statistic of its batch
+_TIMEOUT_SECONDS = 60.0  # for a few examples in a child process
+# Distance of a replacement from the example: so far away, it changes any statistic of its batch.
+_FAR = 1e6
 # Errors that count as rounding: batches of other sizes may be summed in another order.
 _BOUND_IN_FLOAT64 = 1e-9
 _BOUND = 1e-4  # tolerance in float32, and for tokens
@@ -71,20 +72,20 @@ def vet(
     bound = _BOUND_IN_FLOAT64 if x.dtype == torch.float64 else _BOUND
 
     def compare(outputs: Tensor, expected: Tensor) -> None:
-        """Compares the first examples' outputs with their outputs in another batch."""
+        """Raises SpecError if the first examples have other outputs than in another batch."""
         if relative_error(outputs[: len(expected)], expected) > bound:
             raise _refusal(_MIXES)
 
     def check_part(rows: slice | Tensor, batch: Tensor, expected: Tensor) -> Tensor:
         """Calls the module on some rows of a batch alone; returns its outputs.
 
-        The outputs are compared with `expected`, those of the whole batch.
+        Raises SpecError unless they are those rows of `expected`, the outputs of the whole batch.
         """
         outputs = _outputs_of(module, batch[rows])
         compare(outputs, expected[rows])
         return outputs
 
-    # The same batch twice: no random numbers, no state, equal outputs.
+    # The same batch twice: the module samples no numbers, keeps no state, and repeats its outputs.
     before = _state(module)
     generators = _generator_states()
     with Reads(x) as reads:
@@ -100,12 +101,12 @@ def vet(
         return True
     # With another last example, the outputs of the examples before it stay.
     if x.device.type == "cpu":
-        for example in _other_examples(x, thorough):
+        for example in _replacements(x, thorough):
             changed = torch.cat([x[:-1], example])
-            outputs = _tried(module, changed)
+            outputs = _outputs_if_taken(module, changed)
             if outputs is not None:
                 compare(outputs, expected[:-1])
-    # Compare each example alone, and parts of a batch of the training's size.
+    # An example alone, or a part of a batch of the training's size, has the outputs of the whole.
     for j in range(len(x) if thorough else 1):
         check_part(slice(j, j + 1), x, expected)
     if len(training_batch) > len(x):
@@ -173,8 +174,8 @@ def _refusal(problem: str) -> SpecError:
     return SpecError("mechanism.model", problem)
 
 
-def _other_examples(x: Tensor, thorough: bool) -> list[Tensor]:
-    """Returns replacements of the last example, which may not change the outputs before it."""
+def _replacements(x: Tensor, thorough: bool) -> list[Tensor]:
+    """Returns replacements of the last example, which must not change the outputs of the others."""
     last = x[-1:]
     is_real = x.is_floating_point()
     replacements = []
@@ -187,13 +188,13 @@ def _other_examples(x: Tensor, thorough: bool) -> list[Tensor]:
     return replacements
 
 
-def _tried(module: nn.Module, x: Tensor) -> Tensor | None:
+def _outputs_if_taken(module: nn.Module, x: Tensor) -> Tensor | None:
     """Returns outputs on values that no example has; None if the module does not take them.
 
     Code of others is called in a child process: such values may end the process that uses them.
     """
-    homes = {type(layer).__module__ for layer in module.modules()}
-    is_known = all(home.startswith(_KNOWN_CODE) for home in homes)
+    class_modules = {type(layer).__module__ for layer in module.modules()}
+    is_known = all(name.startswith(_KNOWN_CODE) for name in class_modules)
     if is_known or "fork" not in multiprocessing.get_all_start_methods():
         try:
             return _outputs_of(module, x)
@@ -205,7 +206,7 @@ def _tried(module: nn.Module, x: Tensor) -> Tensor | None:
     child.start()
     sender.close()
     try:
-        if receiver.poll(_PATIENCE):
+        if receiver.poll(_TIMEOUT_SECONDS):
             return torch.from_numpy(receiver.recv())
         return None
     except EOFError:  # the child raised an exception, or a signal has ended it
@@ -301,8 +302,9 @@ def _state(module: nn.Module) -> dict[str, object]:
     """
     state: dict[str, object] = {}
     for path, layer in module.named_modules():
-        classes = type(layer).__mro__
-        user_classes = [cls for cls in classes if not cls.__module__.startswith("torch.")]
+        user_classes = [
+            cls for cls in type(layer).__mro__ if not cls.__module__.startswith("torch.")
+        ]
         for owner in (*reversed(user_classes), layer):
             for name, value in vars(owner).items():
                 if isinstance(value, int | float | str):

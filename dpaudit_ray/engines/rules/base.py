@@ -22,8 +22,8 @@ from ...errors import SpecError
 class Slot:
     """The range of one parameter in the flat parameter vector."""
 
-    start: int
-    shape: tuple[int, ...]
+    start: int  # index of the first entry
+    shape: tuple[int, ...]  # shape of the parameter
 
     @property
     def stop(self) -> int:
@@ -31,7 +31,7 @@ class Slot:
         return self.start + int(torch.Size(self.shape).numel())
 
     def of(self, flat: Tensor) -> Tensor:
-        """Returns the view [n, *shape] of flat parameters [n, p]."""
+        """Returns this parameter of n models, a view [n, *shape] of flat parameters [n, p]."""
         return flat[:, self.start : self.stop].view(len(flat), *self.shape)
 
 
@@ -85,7 +85,7 @@ def is_plain(
     layer: nn.Module,
     kind: type[nn.Module],
 ) -> bool:
-    """Returns whether the layer is of class `kind` itself, no subclass, and was not altered."""
+    """Returns whether a layer is of class `kind` itself, not a subclass, and is not altered."""
     return type(layer) is kind and alteration(layer) is None
 
 
@@ -144,7 +144,7 @@ class Formed(SampleGradients):
 
 
 def by_model(x: Tensor, n: int) -> Tensor:
-    """Returns [n*B, ...] as [n, B, ...]."""
+    """Returns values of all models [n*B, ...] with one dimension for the models: [n, B, ...]."""
     return x.reshape(n, -1, *x.shape[1:])
 
 
@@ -160,7 +160,7 @@ class Rule(ABC):
     that a forward pass saves for backward, mostly the input. It has a size in bytes, `nbytes`.
     """
 
-    # Another rule that computes the same parameters' gradients: each pass applies one of the two.
+    # Another rule for the same parameters, of which each pass applies one; None if there is none.
     owner: "Rule | None" = None
 
     def __init__(

@@ -14,7 +14,7 @@ from .ghost_norm import should_form_gradients, squared_norms
 Pair = tuple[int, int]  # down and across
 
 # Numbers of unfolded patches that exist at once: 64 MiB of float32.
-_PATCHES = 1 << 24
+_MOST_NUMBERS = 1 << 24
 
 
 class Conv2dRule(Rule):
@@ -35,7 +35,7 @@ class Conv2dRule(Rule):
         self._kernel = pair(layer.kernel_size)
         self.stride = pair(layer.stride)
         self._dilation = pair(layer.dilation)
-        across, down = (0, 0)
+        across, down = 0, 0
         if padding(layer) is None:  # no other layer pads
             # Torch has them as left, right, top, bottom.
             across, down = pair(layer._reversed_padding_repeated_twice[::2])
@@ -77,7 +77,8 @@ class Conv2dRule(Rule):
         """Implements `Rule.input_gradient` by one convolution backward, grouped as in `forward`."""
         n = len(theta)
         weight = self.weight.of(theta).flatten(0, 1)
-        x, g = _side_by_side(x, n), _side_by_side(g, n)
+        x = _side_by_side(x, n)
+        g = _side_by_side(g, n)
         gradient = self._backward(weight, x, g, of_x=True, groups=n * self._groups)
         return _model_by_model(gradient, n)
 
@@ -163,11 +164,11 @@ class Conv2dRule(Rule):
         shape = (samples, channels, *self._kernel, rows, columns)
         down, across = self._dilation
         stride_down, stride_across = self.stride
-        image = height * width
+        pixels = height * width
         # Strides of a view of windows, [N, c, kernel height, kernel width, rows, columns].
         strides = (
-            channels * image,
-            image,
+            channels * pixels,
+            pixels,
             down * width,
             across,
             stride_down * width,
@@ -185,11 +186,11 @@ class Conv2dRule(Rule):
         return self._dilation == (1, 1) and self._groups == 1
 
     def _patches(self, x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yields samples and their unfolded patches, at most `_PATCHES` numbers at a time."""
+        """Yields samples and their unfolded patches, at most `_MOST_NUMBERS` numbers at a time."""
         numbers = self._inputs * x[0, 0].numel()  # numbers of a sample's patches, at stride 1
-        size = max(1, _PATCHES // numbers)
-        for start in range(0, len(x), size):
-            rows = slice(start, start + size)
+        samples_at_once = max(1, _MOST_NUMBERS // numbers)
+        for start in range(0, len(x), samples_at_once):
+            rows = slice(start, start + samples_at_once)
             yield rows, self.unfold(x[rows])
 
     def _backward(
@@ -248,8 +249,8 @@ class Conv2dRule(Rule):
         sizes = []
         for axis in (0, 1):
             kernel = self._dilation[axis] * (self._kernel[axis] - 1) + 1
-            free = size[axis] + 2 * self._padding[axis] - kernel
-            sizes.append(free // self.stride[axis] + 1)
+            last_start = size[axis] + 2 * self._padding[axis] - kernel
+            sizes.append(last_start // self.stride[axis] + 1)
         return sizes[0], sizes[1]
 
 
@@ -286,7 +287,7 @@ class _WithBias(SampleGradients):
 
 @dataclass(frozen=True)
 class _Unformed(SampleGradients):
-    """Gradients that are not kept: sums are one convolution gradient for each model.
+    """Gradients that are not kept: for each model, one backward pass computes their sum.
 
     Attributes:
         rule: rule of the layer.

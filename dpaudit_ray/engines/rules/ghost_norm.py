@@ -16,7 +16,8 @@ from torch import Tensor
 
 from .base import Formed, SampleGradients, Slot
 
-_KEPT = 1 << 23  # numbers of one layer and model until clip factors are known: 32 MiB of float32
+# Numbers of one layer and model that are kept until clip factors are known: 32 MiB of float32.
+_MOST_KEPT = 1 << 23
 
 
 def should_form_gradients(
@@ -27,16 +28,16 @@ def should_form_gradients(
 ) -> bool:
     """Returns whether to form gradients, and to keep them until the clip factors are known.
 
-    If they are kept, the clipped sum is a mere reduction.
+    If they are kept, the clipped sum is only a weighted sum of them.
 
     Args:
         samples: number of samples of a model, B.
         positions: number of positions of a sample, T.
         inputs: numbers at each position, D.
-        outputs: gradients of outputs at each position, O.
+        outputs: numbers of the output at each position, O.
     """
     size = inputs * outputs
-    return size <= positions**2 * (inputs + outputs) and samples * size <= _KEPT
+    return size <= positions**2 * (inputs + outputs) and samples * size <= _MOST_KEPT
 
 
 def outer_products(
@@ -82,7 +83,7 @@ def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
             squares += (bias_gradients**2).sum(1)
         return squares
     x_products = torch.bmm(x, x.mT)
-    if bias:
+    if bias:  # it is the weight of an input that is always 1
         x_products += 1
     g_products = torch.bmm(g, g.mT)
     squares = (x_products * g_products).sum((1, 2))
@@ -91,15 +92,15 @@ def squared_norms(x: Tensor, g: Tensor, bias: bool) -> Tensor:
 
 @dataclass(frozen=True)
 class _Ghost(SampleGradients):
-    """Gradients that are never formed, of inputs x [n, B, T, d] and output gradients g."""
+    """Gradients that are never formed: their norms are computed by the formula of this module."""
 
     weight: Slot
     bias: Slot | None
-    x: Tensor
-    g: Tensor
+    x: Tensor  # inputs [n, B, T, d]
+    g: Tensor  # gradients of the outputs [n, B, T, o]
 
     def squared_norms(self) -> Tensor:
-        """Returns squared norms [n, B]: by the formula of the module."""
+        """Returns squared norms [n, B], by the cheaper of both ways."""
         x = self.x.flatten(0, 1)
         g = self.g.flatten(0, 1)
         squares = squared_norms(x, g, bias=self.bias is not None)

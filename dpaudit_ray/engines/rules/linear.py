@@ -88,7 +88,7 @@ class LinearRule(Rule):
         """Implements `Rule.samples_shared`; vectors need no copy of the inputs for each model."""
         if x.dim() > 2:
             return super().samples_shared(theta, x, parts, cache)
-        g = parts[0] if len(parts) == 1 else torch.cat(list(parts))  # no copy of a single part
+        g = parts[0] if len(parts) == 1 else torch.cat(list(parts))  # a single part is not copied
         g = g.flatten(0, 1)
         return _VectorProducts(self.weight, self.bias, len(theta), x, g, shared=True)
 
@@ -155,8 +155,8 @@ def _columns(x: Tensor, n: int) -> Tensor:
 
 def _product(weight: Tensor, x: Tensor) -> Tensor:
     """Returns weights [n, o, f] times x [n, f, B], feature by feature: [o, n, B]."""
-    n, features, _ = weight.shape
-    product = x.new_empty(features, n, x.shape[2])
+    n, outputs, _ = weight.shape
+    product = x.new_empty(outputs, n, x.shape[2])
     torch.bmm(weight, x, out=product.transpose(0, 1))
     return product
 
@@ -178,10 +178,10 @@ class EmbeddingRule(Rule):
         theta: Tensor,
         x: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Implements `Rule.forward` for tokens x [n*B, ...]: looks rows up in stacked weights."""
+        """Implements `Rule.forward` for tokens x [n*B, ...], by stacked weights of all models."""
         weight = self.weight.of(theta)
         n, tokens, _ = weight.shape
-        # Row of each model's first token in the stacked weights.
+        # Row of each model's token 0 in the stacked weights.
         first_rows = tokens * torch.arange(n, device=x.device)
         rows = x.reshape(n, -1) + first_rows.unsqueeze(1)
         return weight.flatten(0, 1)[rows.view(x.shape)], x
@@ -195,6 +195,7 @@ class EmbeddingRule(Rule):
         return self.weight.of(theta)[:, x], x
 
     def input_gradient(self, theta: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        """Raises TypeError: tokens are integers, so they have no gradient."""
         raise TypeError("tokens have no gradient")
 
     def samples(self, theta: Tensor, x: Tensor, g: Tensor) -> SampleGradients:
@@ -299,17 +300,19 @@ class AffineRule(Rule):
             dimensions: number of the activations' dimensions.
         """
         parameter = slot.of(theta)
-        further = dimensions - parameter.dim() - 1  # dimensions of positions
+        # The activations have one dimension more, that of the examples, and those of positions.
+        ones = [1] * (dimensions - parameter.dim() - 1)
         if self._by_channel:
-            return parameter.view(len(theta), 1, *slot.shape, *[1] * further)
-        return parameter.view(len(theta), 1, *[1] * further, *slot.shape)
+            return parameter.view(len(theta), 1, *slot.shape, *ones)
+        return parameter.view(len(theta), 1, *ones, *slot.shape)
 
     def _sum_positions(self, g: Tensor, n: int) -> Tensor:
         """Returns gradients [n*B, ...] summed over positions: [n, B, size of the parameter]."""
-        if not self._by_channel:
+        if self._by_channel:
+            if g.dim() > 2:  # positions follow the channels
+                g = g.flatten(2).sum(2)
+        else:
             g = g.flatten(-len(self.weight.shape))  # the parameter's dimensions are the last ones
-        if g.dim() > 2 and self._by_channel:
-            g = g.flatten(2).sum(2)
-        elif g.dim() > 2:
-            g = g.flatten(1, -2).sum(1)
+            if g.dim() > 2:  # positions come before them
+                g = g.flatten(1, -2).sum(1)
         return by_model(g, n)
