@@ -16,7 +16,7 @@ from .base import Model, Shape, image, outputs
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_FEATURES = 4096
+_FEATURES = 4096  # outputs of the body for each image
 _REMEDY = "write one with torch.save(torchvision.models.alexnet(...).state_dict(), path)"
 
 
@@ -36,11 +36,13 @@ class AlexNet(Model):
 
     @model_validator(mode="after")
     def _path_belongs_to_file(self) -> Self:
+        """Raises SpecError unless `path` is given exactly for `weights: file`."""
         if (self.weights == "file") != (self.path is not None):
             raise SpecError("path", f"goes with weights: file, got weights: {self.weights}")
         return self
 
     def files(self) -> tuple[Path, ...]:
+        """Returns the file of weights, if there is one."""
         return () if self.path is None else (Path(os.path.expanduser(self.path)),)
 
     def body(self, shape: Shape) -> "nn.Module":
@@ -77,16 +79,21 @@ class AlexNet(Model):
         return nn.Sequential(nn.Flatten(), nn.Linear(_FEATURES, outputs(classes)))
 
     def _state(self) -> "tuple[dict[str, Tensor] | None, str]":
-        """Returns the network's weights, None for random ones, and a name of their source."""
+        """Returns the network's weights, and the name of their source for errors.
+
+        The weights are None if they are to be random. Raises DataError if they cannot be read.
+        """
         import torch
         from torchvision.models import AlexNet_Weights
 
         if self.weights == "none":
             return None, self.name
         if self.path is None:
-            options = {"progress": False, "check_hash": True, "weights_only": True}
             try:
-                return dict(AlexNet_Weights.DEFAULT.get_state_dict(**options)), self.name
+                state = AlexNet_Weights.DEFAULT.get_state_dict(
+                    progress=False, check_hash=True, weights_only=True
+                )
+                return dict(state), self.name
             except (OSError, RuntimeError, pickle.UnpicklingError) as error:
                 raise DataError(
                     f"{self.name}: the weights are not in torch's cache and the download failed "
@@ -94,7 +101,7 @@ class AlexNet(Model):
                 ) from error
         file = existing_file(self.path, self.name, _REMEDY)
         try:
-            with warnings.catch_warnings():  # about foreign pickles: the error below says so
+            with warnings.catch_warnings():  # about foreign pickles, which the error below reports
                 warnings.simplefilter("ignore")
                 state = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever it meets in a damaged or foreign file

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-_EXACT = 1 << 24  # whole numbers below it stay exact in float32, as which data are loaded
+# From here on, whole numbers may not be exact in float32, the dtype in which data are loaded.
+_INEXACT_FROM = 1 << 24
 
 Shape = tuple[int, ...]  # shape of one example
 
-PACK = 256  # models at most, where the sweep does not say
-_NUMBERS = 1 << 27  # float32 parameters of a pack: 512 MiB
+PACK = 256  # most models of a pack for `pack_size: auto`
+_PACK_NUMBERS = 1 << 27  # float32 parameters of all models of such a pack: 512 MiB
 
 
 class Model(Plugin):
@@ -37,13 +38,13 @@ class Model(Plugin):
 
     @property
     def parameters(self) -> int:
-        """Approximate number of parameters, by the options alone; 0 if it is unknown, or small."""
+        """Approximate number of parameters, from the options alone; 0 if it is unknown or small."""
         return 0
 
     @property
     def pack_size(self) -> int:
         """Models of a pack for `pack_size: auto`: their parameters take at most 512 MiB."""
-        models = _NUMBERS // max(1, self.parameters)
+        models = _PACK_NUMBERS // max(1, self.parameters)
         return max(1, min(PACK, models))
 
     @abstractmethod
@@ -58,21 +59,29 @@ class Model(Plugin):
         """
 
     def body(self, shape: Shape) -> nn.Module | None:
-        """Returns a frozen part for examples of `shape`, applied once to the data; None for none.
+        """Returns a frozen part of the network, applied once to all data; None if there is none.
 
-        `build` then gets the shape of its output. If it is random, it is drawn before `build`.
+        `build` then gets the shape of its output. A random one is sampled before `build`.
+
+        Args:
+            shape: shape of an example.
         """
         return None
 
 
 def input_dtype(network: nn.Module, x: Tensor) -> torch.dtype:
-    """Finds the dtype of examples that a network runs on: as in `x` [N, ...], or int64 for tokens.
+    """Finds the dtype of the examples that a network runs on: that of `x`, or int64 for tokens.
 
-    If it runs on neither, returns that of `x`: the next call of the network then raises its error.
+    If it runs on neither, the result is that of `x`, and the next call of the network raises the
+    error.
+
+    Args:
+        network: the network, which stays as it is.
+        x: examples [N, ...].
     """
     import torch
 
-    # Parameters and buffers are restored, so that a later check makes a first call.
+    # Parameters and buffers are restored, so that a later check finds a network not yet called.
     state = [(tensor, tensor.detach().clone()) for tensor in network.state_dict().values()]
     dtype = x.dtype
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -93,7 +102,7 @@ def as_input(x: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if x.dtype == dtype:
         return x
-    inexact = (x != x.trunc()) | (x.abs() >= _EXACT)
+    inexact = (x != x.trunc()) | (x.abs() >= _INEXACT_FROM)
     if inexact.any():
         raise SpecError(
             "mechanism.model",
@@ -108,11 +117,7 @@ def outputs(classes: int) -> int:
     return 1 if classes in (0, 2) else classes
 
 
-def image(
-    shape: Shape,
-    name: str,
-    least: int,
-) -> tuple[int, int, int]:
+def image(shape: Shape, name: str, least: int) -> tuple[int, int, int]:
     """Returns channels, height and width of an image.
 
     Args:

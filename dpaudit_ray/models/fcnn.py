@@ -27,7 +27,7 @@ class Mlp(Model):
 
     @property
     def parameters(self) -> int:
-        """Counts weights, with as many inputs as the first hidden layer has neurons.
+        """Counts weights, as if there were as many inputs as neurons in the first hidden layer.
 
         The data are not read for it, so the number of inputs is not known.
         """
@@ -35,6 +35,7 @@ class Mlp(Model):
         return sum(before * width for before, width in pairwise(widths))
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Builds the layers of the widths in `hidden`, and the outputs."""
         return perceptron(shape, self.hidden, self.activation, classes)
 
 
@@ -47,6 +48,7 @@ class Fcnn(Model):
     name: Literal["fcnn"] = "fcnn"
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Builds hidden layers of 3 and 8 neurons, and the outputs."""
         return perceptron(shape, [3, 8], "relu", classes)
 
 
@@ -61,9 +63,11 @@ class Mlp3(Model):
 
     @property
     def parameters(self) -> int:
+        """Counts the weights of two layers with `width` inputs; the data are not read for it."""
         return 2 * self.width**2
 
     def build(self, shape: Shape, classes: int) -> nn.Module:
+        """Builds two hidden layers, and the outputs."""
         return perceptron(shape, [self.width] * 2, "relu", classes)
 
 
@@ -88,4 +92,4 @@ def perceptron(
     widths = [math.prod(shape), *hidden, outputs(classes)]
     for before, width in pairwise(widths):
         layers += [nn.Linear(before, width), kinds[activation]()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no activation follows the outputs

@@ -21,6 +21,7 @@ class ResNet18(Model):
 
     @property
     def parameters(self) -> int:
+        """Number of parameters for images of three channels and 10 classes."""
         return 11_173_962
 
     def build(self, shape: Shape, classes: int) -> "nn.Module":

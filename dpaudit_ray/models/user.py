@@ -31,12 +31,14 @@ class UserModule(Model):
     @field_validator("path")
     @classmethod
     def _import_path(cls, path: str) -> str:
+        """Checks that `path` is package.module:name, and that its module is trusted."""
         if not re.fullmatch(r"[\w.]+:[\w.]+", path):
             raise ValueError("must be package.module:name, without folders and .py")
         return imports.require_importable(path, "path")
 
     @property
     def code_paths(self) -> tuple[str, ...]:
+        """The import path of the user's class or function."""
         return (self.path,)
 
     def build(self, shape: Shape, classes: int) -> "nn.Module":

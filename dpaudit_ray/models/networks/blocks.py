@@ -10,15 +10,11 @@ from torch.nn import functional
 
 _SIDE = 224  # the size of the images that AlexNet's published weights were trained on
 _CHUNK = 128  # images at a time: about 300 MB of activations
-_LAST = "classifier.6."
+_HEAD_PREFIX = "classifier.6."  # of the names of the head's weights
 
 
-def conv3x3(
-    channels: int,
-    out: int,
-    stride: int = 1,
-) -> nn.Conv2d:
-    """Returns a 3x3 convolution with padding; without a bias, since a norm follows."""
+def conv3x3(channels: int, out: int, stride: int = 1) -> nn.Conv2d:
+    """Returns a 3x3 convolution with padding 1, without a bias: the norms have biases."""
     return nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
 
 
@@ -28,7 +24,7 @@ def _two_convolutions(
     stride: int,
     groups: int,
 ) -> list[nn.Module]:
-    """Returns the layers conv, norm, ReLU, conv, of which the first may have a stride."""
+    """Returns the layers convolution, norm, ReLU, convolution; the first one has the stride."""
     return [
         conv3x3(channels, out, stride),
         nn.GroupNorm(groups, out),
@@ -47,7 +43,14 @@ class BasicBlock(nn.Module):
         stride: int,
         groups: int,
     ) -> None:
-        """Makes the block; `groups` of both GroupNorms, `stride` of the first convolution."""
+        """Makes the block.
+
+        Args:
+            channels: number of channels of the input.
+            out: number of channels of the output.
+            stride: stride of the first convolution, and of the shortcut.
+            groups: number of groups of every GroupNorm.
+        """
         super().__init__()
         layers = _two_convolutions(channels, out, stride, groups)
         self.residual = nn.Sequential(*layers, nn.GroupNorm(groups, out))
@@ -58,7 +61,7 @@ class BasicBlock(nn.Module):
         self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels, H, W] to [B, out, H / stride, W / stride]."""
+        """Returns [B, out, H / stride, W / stride] for x [B, channels, H, W]."""
         result: Tensor = self.activation(self.residual(x) + self.shortcut(x))
         return result
 
@@ -76,7 +79,14 @@ class PreActivationBlock(nn.Module):
         stride: int,
         groups: int,
     ) -> None:
-        """Makes the block; `groups` of both GroupNorms, `stride` of the first convolution."""
+        """Makes the block.
+
+        Args:
+            channels: number of channels of the input.
+            out: number of channels of the output.
+            stride: stride of the first convolution, and of the shortcut.
+            groups: number of groups of every GroupNorm.
+        """
         super().__init__()
         self.activation = nn.Sequential(nn.GroupNorm(groups, channels), nn.ReLU())
         self.residual = nn.Sequential(*_two_convolutions(channels, out, stride, groups))
@@ -85,7 +95,7 @@ class PreActivationBlock(nn.Module):
             self.projection = nn.Conv2d(channels, out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels, H, W] to [B, out, H / stride, W / stride]."""
+        """Returns [B, out, H / stride, W / stride] for x [B, channels, H, W]."""
         active = self.activation(x)
         shortcut = x if self.projection is None else self.projection(active)
         result: Tensor = self.residual(active) + shortcut
@@ -109,7 +119,10 @@ def stages(
     blocks: list[nn.Module] = []
     for width in widths:
         stride = 2 if blocks else 1
-        blocks += [block(channels, width, stride, groups), block(width, width, 1, groups)]
+        blocks += [
+            block(channels, width, stride, groups),
+            block(width, width, stride=1, groups=groups),
+        ]
         channels = width
     return blocks
 
@@ -143,19 +156,25 @@ class AlexNetBody(nn.Module):
     deviation: Tensor
 
     def __init__(self, state: dict[str, Tensor] | None) -> None:
-        """Loads torchvision's weights `state`, or draws weights if there are none.
+        """Loads weights into the network.
 
-        Raises RuntimeError for weights of another network, and for NaN and infinite ones.
+        Args:
+            state: torchvision's weights, by name; None for random ones.
+
+        Raises:
+            RuntimeError: weights are of another network, or are NaN or infinite.
         """
         from torchvision.models import alexnet
 
         super().__init__()
-        # "meta" has no storage: `assign` puts the loaded weights there.
+        # Parameters on "meta" have no storage: `assign` below replaces them by the loaded weights.
         with torch.device("meta" if state is not None else "cpu"):
             network = alexnet(weights=None)
         del network.classifier[-1]
         if state is not None:
-            body = {name: value for name, value in state.items() if not name.startswith(_LAST)}
+            body = {
+                name: value for name, value in state.items() if not name.startswith(_HEAD_PREFIX)
+            }
             network.load_state_dict(body, assign=True)
             for name, value in body.items():
                 if not value.isfinite().all():
@@ -164,7 +183,7 @@ class AlexNetBody(nn.Module):
             if isinstance(module, nn.ReLU):
                 module.inplace = False  # hooks and torch.func need unchanged inputs
         self.network = network.float().requires_grad_(False)
-        # Of ImageNet, by channel.
+        # Those of the pixels of ImageNet, by channel.
         mean = torch.tensor([0.485, 0.456, 0.406])
         deviation = torch.tensor([0.229, 0.224, 0.225])
         self.register_buffer("mean", mean.view(3, 1, 1))
@@ -172,6 +191,7 @@ class AlexNetBody(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns features [B, 4096] of images x [B, 3, H, W] in 0..1."""
         return torch.cat([self._features(chunk) for chunk in torch.split(x, _CHUNK)])
 
     def _features(self, x: Tensor) -> Tensor:
