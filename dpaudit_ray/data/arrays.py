@@ -12,8 +12,8 @@ from ..storage import decoding, strangers
 from .base import Data, Dataset, checked, existing_file, require_finite, scaled_images, standardized
 
 _REMEDY = "write one with numpy.savez(path, x=..., y=...)"
-_CHANNELS = 4  # an image has at most
-_MOST_LISTED = 8  # values in a message
+_MOST_CHANNELS = 4  # channels of an image at most
+_MOST_LISTED = 8  # values that a message lists at most
 
 
 class Npz(Data):
@@ -37,14 +37,17 @@ class Npz(Data):
         return checked(self._features(x, source), y, source)
 
     def _features(self, x: np.ndarray, source: str) -> np.ndarray:
-        """Returns features as floats; checks that they are finite, and the axes of images."""
+        """Returns features as `Npz` describes them.
+
+        Raises DataError if x is not an array of finite numbers, or has images with channels first.
+        """
         if x.dtype.kind not in "fiub" or x.ndim < 2:
             kind = "text" if x.dtype.kind in "SU" else x.dtype
             problem = f"x must be real numbers [N, ...], got {kind} {x.shape}"
             raise DataError(f"{source}: {problem}; a table with text is read as a CSV file")
         require_finite(x, source)
-        has_images = x.dtype == np.uint8 and x.ndim == 4  # other arrays are used as they are
-        if has_images and x.shape[3] > _CHANNELS >= x.shape[1]:
+        has_images = x.dtype == np.uint8 and x.ndim == 4  # other arrays are not converted
+        if has_images and x.shape[3] > _MOST_CHANNELS >= x.shape[1]:
             raise DataError(
                 f"{source}: x are images {list(x.shape)}, with channels first; uint8 images are "
                 "[N, H, W, channels]: write x.transpose(0, 2, 3, 1)"
@@ -72,7 +75,8 @@ def read_npz(
     """
     file = existing_file(path, what, _REMEDY)
     try:
-        with np.load(file, mmap_mode="r", allow_pickle=False) as archive:  # a bare .npy is not read
+        # `mmap_mode` keeps numpy from reading a bare .npy, which is refused.
+        with np.load(file, mmap_mode="r", allow_pickle=False) as archive:
             arrays = _bounded_arrays(archive, stored=decoding.stored_bytes(file))
     except strangers.StrangeFileError as error:
         raise DataError(f"{file}: {error}; write it uncompressed, with numpy.savez") from error
@@ -89,18 +93,28 @@ def read_npz(
     return arrays["x"], arrays["y"], str(file)
 
 
-def _bounded_arrays(
-    archive: Any,
-    stored: int,
-) -> dict[str, np.ndarray]:
-    """Reads `x` and `y` of an .npz file of `stored` bytes. Raises as `np.load`, or if too large."""
+def _bounded_arrays(archive: Any, stored: int) -> dict[str, np.ndarray]:
+    """Reads `x` and `y` from an .npz file, unless they are far larger than the file.
+
+    Args:
+        archive: the file, as opened by `np.load`.
+        stored: size of the file in bytes.
+
+    Returns:
+        Those of the two arrays that the file has, by name.
+
+    Raises:
+        StrangeFileError: an array is too large for a file of this size. A damaged file raises the
+            errors of `np.load`.
+    """
     names = [name for name in "xy" if name in archive.files]
     members = [
         member for member in archive.zip.infolist() if member.filename.removesuffix(".npy") in names
     ]
     decoding.require_members(members, stored)
     arrays = {name: archive[name] for name in names}
-    for array in arrays.values():  # empty texts have no bytes
+    # Numbers of values are bounded, too, since empty texts have no bytes.
+    for array in arrays.values():
         strangers.require_at_most(array.size, decoding.most_decoded(stored), "values")
     return arrays
 
@@ -111,13 +125,13 @@ def labels(
     order: Sequence[str | float] = (),
     regression: bool = False,
 ) -> np.ndarray:
-    """Converts labels.
+    """Converts labels to the classes or the numbers that a data set has.
 
     Args:
         y: labels [N], of any type.
         source: file and name of the labels, for errors.
         order: the values of classes 0, 1, ...; empty if `y` are classes already.
-        regression: `y` are numbers to learn.
+        regression: whether `y` are numbers to learn.
 
     Returns:
         int64 classes [N], or float32 [N] for `regression`.
@@ -133,13 +147,13 @@ def labels(
         if unlisted:
             raise DataError(f"{source} has {unlisted[0]!r:.40}; list it in `label_order`, too")
         return np.array([classes[cell] for cell in cells], dtype=np.int64)
-    if kind in "OUST":
+    if kind in "OUST":  # objects, or text of any kind
         texts = {str(cell) for cell in y.tolist()}
         values = listed(sorted(texts))
         raise DataError(f"{source} is text; `label_order: {values}` takes its values to 0, 1, ...")
-    if regression and kind in "iufb":
+    if regression and kind in "iufb":  # integers, floats or booleans
         return y.astype(np.float32)
-    if kind not in "iub":
+    if kind not in "iub":  # neither integers nor booleans
         raise DataError(
             f"{source} must be integer classes [N], got {y.dtype} {y.shape}; convert them, for "
             "example with y.astype(int), or learn numbers: `regression: true` and "

@@ -15,7 +15,7 @@ from ..errors import DataError, DpauditError, SpecError, first_line
 from ..plugins import Plugin
 
 Stamps = tuple[tuple[int, ...], ...]
-_MOST_CLASSES = 5  # classes that a message lists
+_MOST_CLASSES = 5  # classes that a message lists at most
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Data(Plugin):
 
     @property
     def key(self) -> str:
-        """Identifies the data set in this run: its options, and the paths of its files."""
+        """Identifies the data set in this run, by its options and the paths of its files."""
         return f"{self.address} {self!r}"
 
     def load(self) -> Dataset:
-        """Returns the data, which a process reads once as long as its files do not change.
+        """Returns the data; a process reads them again only after their files have changed.
 
         The arrays are shared, also between processes if they came by `provide`: do not write to
-        them. Raises as `read`.
+        them. Raises the same errors as `read`.
         """
         provided = _PROVIDED.get(self.key)
         if provided is not None:
@@ -79,7 +79,7 @@ class Data(Plugin):
         source = (self.key, stamps)
         if source not in _CACHE:
             dataset = self._read_records()
-            if len(_CACHE) == _MOST_CACHED:
+            if len(_CACHE) == _MOST_CACHED:  # the oldest one is removed
                 del _CACHE[next(iter(_CACHE))]
             _CACHE[source] = dataset
         return _CACHE[source]
@@ -105,8 +105,8 @@ class Data(Plugin):
 
 
 _MOST_CACHED = 2  # a data set of images takes hundreds of MB
-_CACHE: dict[tuple[str, Stamps], Dataset] = {}  # data by key, and by the state of the files
-_PROVIDED: dict[str, Dataset] = {}
+_CACHE: dict[tuple[str, Stamps], Dataset] = {}  # data by `Data.key`, and by the state of the files
+_PROVIDED: dict[str, Dataset] = {}  # data by `Data.key`, which need not be read
 
 
 def provide(datasets: Mapping[str, Dataset]) -> None:
@@ -114,12 +114,13 @@ def provide(datasets: Mapping[str, Dataset]) -> None:
     _PROVIDED.update(datasets)
 
 
-# A file can change twice within the resolution of its time stamp, so a new one is read again.
+# Nanoseconds after which a change of a file is sure to change its time stamp: the file could change
+# twice within the resolution of the stamp, so a newer one is read again each time.
 _SETTLED_NS = 2 * 10**9
 
 
 def _stamps(files: tuple[Path, ...]) -> Stamps | None:
-    """Returns stamps that change with `files`; None if they must be read again."""
+    """Returns stamps that change with the content of `files`; None if these must be read again."""
     try:
         stats = [file.stat() for file in files]
     except (OSError, ValueError):
@@ -138,7 +139,7 @@ def existing_file(path: str, what: str, remedy: str) -> Path:
     Args:
         path: may begin with ~.
         what: name of the data set, for errors.
-        remedy: how to get the file, for errors.
+        remedy: how to get the file, for errors, as an imperative.
 
     Raises:
         DataError: there is no such file.
@@ -154,14 +155,14 @@ def existing_file(path: str, what: str, remedy: str) -> Path:
 
 def standardized(x: NDArray[np.generic]) -> NDArray[np.float32]:
     """Gives features [N, ...] mean 0 and standard deviation 1; constant ones become 0."""
-    wide = x.astype(float)
-    if len(wide) == 0:
-        return wide.astype(np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # `checked` refuses the result
-        deviation = wide.std(axis=0)
-        wide -= wide.mean(axis=0)
-        wide /= np.where(deviation > 0, deviation, 1.0)
-        return wide.astype(np.float32)
+    features = x.astype(float)
+    if len(features) == 0:
+        return features.astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # `checked` refuses NaN and infinite values
+        deviation = features.std(axis=0)
+        features -= features.mean(axis=0)
+        features /= np.where(deviation > 0, deviation, 1.0)
+        return features.astype(np.float32)
 
 
 def scaled_images(x: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -171,12 +172,14 @@ def scaled_images(x: NDArray[np.uint8]) -> NDArray[np.float32]:
     return scaled
 
 
-def require_finite(
-    x: NDArray[np.generic],
-    source: str,
-    name: str = "x",
-) -> None:
-    """Raises DataError if x [N, ...] has a NaN or infinite value."""
+def require_finite(x: NDArray[np.generic], source: str, name: str = "x") -> None:
+    """Raises DataError if x [N, ...] has a NaN or infinite value.
+
+    Args:
+        x: the array, with a record in each row.
+        source: file or data set, for the error.
+        name: name of the array, for the error.
+    """
     rows = np.argwhere(~np.isfinite(x))[:, 0]
     if len(rows):
         raise DataError(
@@ -189,7 +192,7 @@ def checked(
     y: NDArray[np.int64 | np.float32],
     source: str,
 ) -> Dataset:
-    """Returns arrays as a data set.
+    """Returns arrays as a data set, with features in float32, after checking both.
 
     Args:
         x: features [N, ...].
@@ -207,10 +210,11 @@ def checked(
             f"{source}: holds no data, x is {x.shape}; give two examples with a feature, or more"
         )
     with np.errstate(over="ignore"):  # a value above float32's largest becomes inf, and is refused
-        narrow = np.ascontiguousarray(x, dtype=np.float32)
+        features = np.ascontiguousarray(x, dtype=np.float32)
+    # If only float32 makes a value infinite, the message names it.
     was_finite = x.dtype.kind == "f" and np.isfinite(x).all()
-    require_finite(narrow, source, "x, in float32," if was_finite else "x")
-    dataset = Dataset(narrow, np.ascontiguousarray(y))
+    require_finite(features, source, "x, in float32," if was_finite else "x")
+    dataset = Dataset(features, np.ascontiguousarray(y))
     if y.dtype.kind == "f":
         require_finite(y, source, "y")
         return dataset

@@ -14,12 +14,14 @@ from .base import Data, Dataset, checked, existing_file
 from .tabular import read_csv
 
 _REMEDY = "give a table with the names of its columns in the first line"
-_MANY = 50  # values: text of more is not a category, and a label of more is not a class
-_MOST_CELLS = 2**28  # features may have: 2 GiB while they are formed
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# Different values that a column may have at most to be proposed as categories, or as classes.
+_MOST_VALUES = 50
+_MOST_CELLS = 2**28  # cells that all features may have: 2 GiB while they are formed
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")  # first bytes of a file in UTF-16
 _DAY_FORMATS = ("ISO8601", "%d.%m.%Y")  # formats of pandas.to_datetime
 _SIGNED = "numbers with signs or separators"
-# Patterns of all cells of a column of text, what they are, and the option that reads them.
+# For columns of text: a pattern that matches all cells that are not numbers, their content, and the
+# option that reads them; "" if there is none. The first pattern that matches counts.
 _KINDS = (
     (r"[-+]?\d{1,3},\d{3}", _SIGNED, ""),  # a decimal comma, or thousands
     (r"[-+]?\d+,\d+", "numbers with a decimal comma", "decimal"),
@@ -57,7 +59,10 @@ class Csv(Data):
     encoding: Literal["utf-8", "utf-16", "latin-1", "cp1252"] = "utf-8"  # of its text
 
     def read(self) -> Dataset:
-        """Reads the table; all problems of its cells are reported at once."""
+        """Reads the table, and forms its features.
+
+        Raises DataError for all problems of its cells at once.
+        """
         source, label, table = self._table()
         table = table.drop(columns=self.drop)
         for name in self.dates:
@@ -85,11 +90,11 @@ class Csv(Data):
         if problems:
             first, *details = [f"{source}: {problem}" for problem in problems]
             raise DataError(first, details=tuple(details))
-        columns = [np.empty((len(table), 0))]  # a table of the label alone has no other
+        columns = [np.empty((len(table), 0))]  # concatenated below, even if there are no features
         for name in table.columns.drop(label):
             cells = table[name].to_numpy()[:, None]
             if name in self.categories:
-                columns.append(np.equal(cells, np.unique(cells)))
+                columns.append(np.equal(cells, np.unique(cells)))  # one column for each value
             else:
                 low, high = self.ranges.get(name, (0.0, 1.0))
                 columns.append((cells.astype(float) - low) / (high - low))
@@ -110,15 +115,16 @@ class Csv(Data):
             if not isinstance(error.__cause__, UnicodeError) or self.encoding != "utf-8":
                 raise
             return self._guess_with("encoding", self._other_encoding())
+        # By column of text: its content in words, and the option that reads it, or "".
         kinds = {name: _content_and_option(table[name]) for name in _text_columns(table)}
         # If one column has a decimal comma, the table is read anew by that option.
         has_commas = any(option == "decimal" for _, option in kinds.values())
         if has_commas and self.decimal == ".":
             return self._guess_with("decimal", ",")
-        values = sorted(table[label].dropna().unique().tolist())
+        values = sorted(table[label].dropna().unique().tolist())  # those of the label
         # A label of numbers is learned as such if it has fractions, or too many values for classes.
         is_continuous = label not in kinds and (
-            len(values) > _MANY or any(value % 1 for value in values)
+            len(values) > _MOST_VALUES or any(value % 1 for value in values)
         )
         kinds.pop(label, None)
         reasons = {}  # why columns are left out
@@ -136,14 +142,15 @@ class Csv(Data):
         categories = [name for name in features if options.get(name) == "categories"]
         dates = [name for name in features if options.get(name) == "dates"]
         notes += [f"column {name!r} becomes days since 1970" for name in dates]
-        fill = {}
+        fill = {}  # values for empty cells, by column
         for name, count in features.isna().sum().items():
             if count:
                 fill[name] = 0
                 notes.append(f"{count:,} empty cells of {name!r} become 0: {_PUBLIC}")
+        are_classes = values == [*range(len(values))]  # 0, 1, ... already
         guessed = {
             "label": label,
-            "label_order": [] if is_continuous or values == [*range(len(values))] else values,
+            "label_order": [] if is_continuous or are_classes else values,
             "categories": categories,
             "dates": dates,
             "drop": [*reasons],
@@ -152,17 +159,16 @@ class Csv(Data):
         }
         return {key: value for key, value in guessed.items() if value}, notes
 
-    def _guess_with(
-        self,
-        option: str,
-        value: str,
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Returns the options guessed once `option` is set, with notes."""
+    def _guess_with(self, option: str, value: str) -> tuple[dict[str, Any], list[str]]:
+        """Guesses all other options after setting one; returns them, with that one, and notes."""
         options, notes = self.model_copy(update={option: value}).guess()
         return options | {option: value}, notes
 
     def _problems_of_empty_cells(self, table: Any, label: str) -> Iterator[str]:
-        """Yields a line for each column with empty or infinite cells: the first, and a remedy."""
+        """Yields a line for each column with empty or infinite cells.
+
+        It names the row of the first, counts the others, and ends with a remedy.
+        """
         finite = table.replace([np.inf, -np.inf], np.nan)
         missing = finite.isna()
         for name, count in missing.sum().items():
@@ -182,13 +188,15 @@ class Csv(Data):
 
         If `categories` would make too many columns, there is a line on the largest of them.
         """
+        # By column: its content in words, and the option that reads it, or "".
         kinds = {
-            n: _content_and_option(features[n])
-            for n in _text_columns(features)
-            if n not in self.categories
+            name: _content_and_option(features[name])
+            for name in _text_columns(features)
+            if name not in self.categories
         }
         for name, (content, option) in kinds.items():
-            names = listed([n for n, (_, other) in kinds.items() if other == option])
+            # All columns that need the same option, so that it can be copied at once.
+            names = listed([other for other, (_, needed) in kinds.items() if needed == option])
             remedy = f"list it in `{option}: {names}`"
             if option == "categories":
                 remedy += " to have a column of 0 and 1 for each value"
@@ -200,7 +208,7 @@ class Csv(Data):
                 f"column {name!r} is {content}, such as {_example(features[name])}: {remedy}, or "
                 f"leave it out: `drop: {names}`"
             )
-        counts = {
+        counts = {  # number of values, by column of categories
             category: features[category].nunique()
             for category in self.categories
             if category in features
@@ -219,7 +227,7 @@ class Csv(Data):
         """Reads the table, and checks that options name its columns.
 
         Args:
-            nameless: columns without a name are allowed.
+            nameless: whether columns without a name are allowed.
 
         Returns:
             The file's name, the label's column, and the cells; categories and dates are text.
@@ -228,6 +236,7 @@ class Csv(Data):
             DataError: the file cannot be read, or lacks a column that an option names.
         """
         file = existing_file(self.path, self.name, _REMEDY)
+        # Categories and dates stay text, even if they look like numbers.
         text = dict.fromkeys((*self.categories, *self.dates), str)
         table = self._parsed(
             file,
@@ -237,8 +246,9 @@ class Csv(Data):
             low_memory=False,
         ).rename(columns=str.strip)
         is_empty = table.isna().all()
+        # Separators at the ends of lines make a column without name and cells.
         empty = [name for name in table if _is_nameless(name) and is_empty[name]]
-        table = table.drop(columns=empty)  # from separators at the ends of lines
+        table = table.drop(columns=empty)
         self._check_columns(file, table, nameless)
         names = [*table.columns]
         candidates = (name for name in reversed(names) if name not in self.drop)
@@ -294,12 +304,7 @@ class Csv(Data):
                 f"{file}: a column has no name, as numbers of rows; `drop: {listed(unnamed)}`"
             )
 
-    def _check_options(
-        self,
-        file: Path,
-        names: list[str],
-        label: str,
-    ) -> None:
+    def _check_options(self, file: Path, names: list[str], label: str) -> None:
         """Raises DataError if an option names no column, or one that has another use.
 
         Args:
@@ -377,15 +382,15 @@ def _content_and_option(cells: Any) -> tuple[str, str]:
     for pattern, content, option in _KINDS:
         if not_numbers.str.fullmatch(pattern).all():
             return content, option
-    if len(not_numbers) <= len(values) / 2:
+    if len(not_numbers) <= len(values) / 2:  # mostly numbers
         count = cells.astype(str).isin(not_numbers).sum()
         return f"numbers but for {count:,} of {len(cells):,} cells", ""
-    option = "categories" if len(values) <= _MANY else ""
+    option = "categories" if len(values) <= _MOST_VALUES else ""
     return f"text of {len(values):,} values", option
 
 
 def _example(cells: Any) -> str:
-    """Returns the first cell that is not a number, and its row, as text."""
+    """Returns the first cell that is not a number, and its row, as part of a message."""
     import pandas as pd
 
     is_text = cells.map(lambda cell: pd.notna(cell) and not _is_number(str(cell)))
@@ -399,15 +404,16 @@ def _text_columns(table: Any) -> list[str]:
 
 
 def _is_nameless(name: str) -> bool:
-    return name.startswith("Unnamed: ")  # the name that pandas gives
+    """Returns whether a column has no name in the file, so that pandas has given it one."""
+    return name.startswith("Unnamed: ")
 
 
 def _is_row_number(name: str, cells: Any) -> bool:
     """Returns whether a column has no name, or only consecutive integers, as numbers of rows."""
     if _is_nameless(name):
         return True
-    numbers = cells.dtype.kind in "iu" and cells.is_unique and len(cells) > _MANY
-    return bool(numbers and cells.max() - cells.min() == len(cells) - 1)
+    may_number = cells.dtype.kind in "iu" and cells.is_unique and len(cells) > _MOST_VALUES
+    return bool(may_number and cells.max() - cells.min() == len(cells) - 1)
 
 
 def _is_number(cell: str) -> bool:

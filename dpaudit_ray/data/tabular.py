@@ -49,11 +49,12 @@ class BreastCancer(Data):
     name: Literal["breast_cancer"] = "breast_cancer"
 
     def read(self) -> Dataset:
+        """Takes the copy in scikit-learn."""
         x, y = _patients()
         return checked(standardized(x), y.astype(np.int64), self.name)
 
 
-@functools.cache  # sweeps load them hundreds of times
+@functools.cache  # bundled data have no files to watch, so each load of a sweep reads them again
 def _patients() -> tuple[np.ndarray, np.ndarray]:
     """Loads scikit-learn's table of breast cancer patients: features and diagnoses."""
     from sklearn.datasets import load_breast_cancer
@@ -167,7 +168,7 @@ class _Records(Data):
     path: str  # an .npz with x and y, or the published text
 
     def read(self) -> Dataset:
-        """Reads features of 0.0 and 1.0; published classes, which start at 1, start at 0 here."""
+        """Reads features of 0.0 and 1.0; classes that start at 1, as published, then start at 0."""
         if self.path.endswith(".npz"):
             x, y, source = read_npz(self.path, self.name)
             y = labels(y, f"{source}: y")
@@ -187,7 +188,7 @@ class _Records(Data):
                 y -= 1
         if x.ndim != 2 or x.dtype.kind not in "fiub":
             raise DataError(f"{source}: x must be records [N, features], got {x.dtype} {x.shape}")
-        for row, column in np.argwhere((x != 0) & (x != 1)):  # the first one is reported
+        for row, column in np.argwhere((x != 0) & (x != 1)):  # an error reports the first one
             raise DataError(
                 f"{source}: feature {column + 1} of record {row + 1} is {x[row, column]}; must be "
                 "0 or 1, or read the file as npz"
@@ -216,9 +217,16 @@ def _read_table(
     types: Mapping[str, type],
     **options: Any,
 ) -> Any:
-    """Reads the columns of `types`, in this order.
+    """Reads some columns of a CSV file as a data frame.
 
-    A value counts as missing only if `options` say so. Errors end with `remedy`.
+    Args:
+        file: the file.
+        remedy: how to get the right file, at the end of each error.
+        types: names of the columns, in the order of the result, each with the type of its cells.
+        options: further arguments of `pandas.read_csv`; only these make a value count as missing.
+
+    Raises:
+        DataError: the file is not such a table, or has no rows.
     """
     options |= {"usecols": list(types), "dtype": types, "keep_default_na": False}
     table = read_csv(file, remedy, **options)

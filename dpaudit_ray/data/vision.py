@@ -46,22 +46,19 @@ class _Images(Data):
         return tuple(self._root / self.folder / name for name in names)
 
     def read(self) -> Dataset:
-        """Reads the split; the training set, too, if its means and deviations are needed."""
-        x, y = self._read(self.split == "train")
+        """Reads the split, and also the training set if its means and deviations are needed."""
+        x, y = self._read(train=self.split == "train")
         if self.normalize:
             training_x = x if self.split == "train" else self._read(train=True)[0]
             for channel in range(x.shape[1]):
-                pixels = training_x[:, channel].copy()
-                shift = pixels.mean(dtype=float)
-                pixels -= shift
-                x[:, channel] -= shift
-                x[:, channel] /= pixels.std(dtype=float) or 1.0
+                pixels = training_x[:, channel].copy()  # `x` may be the training set itself
+                mean = pixels.mean(dtype=float)
+                pixels -= mean
+                x[:, channel] -= mean
+                x[:, channel] /= pixels.std(dtype=float) or 1.0  # of a constant channel: 1
         return checked(x, y, str(self._root / self.folder))
 
-    def _read(
-        self,
-        train: bool,
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def _read(self, train: bool) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Reads images [N, C, H, W] in 0..1, and classes [N], of the training or the test set."""
         from torchvision import datasets
 
@@ -82,12 +79,13 @@ class _Images(Data):
                 f"give mechanism.data.root the folder that holds {self.folder}, or set "
                 "download: true"
             ) from error
-        if pixels.ndim == 3:  # without a dimension of channels
+        if pixels.ndim == 3:  # grey images, without a dimension of channels
             pixels = pixels[..., None]
         return scaled_images(pixels), y
 
     @property
     def _root(self) -> Path:
+        """The folder of the option `root`, as an absolute path."""
         return Path(os.path.expanduser(self.root)).absolute()
 
 
