@@ -39,7 +39,7 @@ class CpuNoise:
     def state(self) -> State:
         """Returns four words of SFC64, whether half a word is unused, and that half word.
 
-        A float32 takes half a word, so an odd number of them leaves the other half unused.
+        Numbers in float32 take halves of words, so one half may remain.
         """
         current = self._generator.bit_generator.state
         words = current["state"]["state"]
@@ -84,7 +84,7 @@ class GpuNoise:
         table = coefficients(self._device)
         for part in torch.split(out.view(-1), 2 * _BLOCKS_AT_ONCE):  # a block makes two normals
             write(part, table, self._next_block, self._key, self._upper)
-            self._next_block += (len(part) + 1) // 2  # of a last odd number, half is not used
+            self._next_block += (len(part) + 1) // 2  # an odd number leaves one normal unused
 
     def state(self) -> State:
         """Returns the number of the next block, by the name of the generator."""
