@@ -139,6 +139,7 @@ def labels(
     Raises:
         DataError: `y` is no list of classes or numbers, or has a value that `order` lacks.
     """
+    # Numpy's letter for the type, or a text that is none of the letters below.
     kind = y.dtype.kind if y.ndim == 1 else "not a list"
     if order and y.ndim == 1:
         classes = {str(value): number for number, value in enumerate(order)}

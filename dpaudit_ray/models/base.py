@@ -59,7 +59,7 @@ class Model(Plugin):
         """
 
     def body(self, shape: Shape) -> nn.Module | None:
-        """Returns a frozen part of the network, applied once to all data; None if there is none.
+        """Returns a frozen part of the network, applied once to all data; None without such a part.
 
         `build` then gets the shape of its output. A random one is sampled before `build`.
 

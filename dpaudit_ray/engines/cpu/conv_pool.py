@@ -69,7 +69,7 @@ class PatchCut:
     ) -> "PatchCut | None":
         """Returns the division for weights of a shape [outputs, channels, height, width].
 
-        It is None if a row of a patch does not fit into the registers.
+        Returns None if a row of a patch does not fit into the registers.
         """
         _, channels, height, width = shape
         row_length = width * channels

@@ -416,6 +416,7 @@ def _spread_windows(
             g_start = (i * columns + j) * outputs
             grid_start = i * steps.window_down * grid_row + j * steps.window_across * outputs
             for o in range(0, outputs, len(static[0])):
+                # In the order of `vector_code.unpool`.
                 numbers = (g_start + o, grid_start + o, grid_row, outputs, outputs - o)
                 unpool(arrays, numbers, static)
 
@@ -460,6 +461,7 @@ def _form_gradients(
             biases[o] = _sum(values[o, : counts[o]])
         for r in range(0, height, len(static[1])):
             out_start = (o * height + r) * padded
+            # In the order of `vector_code.gather`.
             numbers = (r * row_length, o * starts.shape[1], out_start, counts[o], row_length, width)
             gather(arrays, numbers, static)
     return _sum(buffers.squares) + _sum_of_squares(biases)
@@ -500,6 +502,7 @@ def _scatter_patches(
             # Without an output that has a gradient here, no row of the patch is added.
             for r in range(0, height if count else 0, len(static[1])):
                 row_start = patch_start + r * row_length
+                # In the order of `vector_code.scatter`.
                 numbers = (row_start, first, r * padded, count, row_length, height * padded)
                 scatter(arrays, numbers, static)
 

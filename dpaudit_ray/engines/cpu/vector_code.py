@@ -231,20 +231,23 @@ def convolve(emit: _Emitter) -> None:
     positions' rows and columns in out. `static`: lanes, rows, columns, distance `step` of columns.
     """
     builder = emit.builder
-    x_at, w_at, bias_at, out_at, down, row, height, width, out_down, out_across = emit.numbers
+    x_at, w_at, bias_at, out_at, down, row_length, height, width, out_down, out_across = (
+        emit.numbers
+    )
     rows, columns, step = emit.sizes
     sums = emit.sums(rows, columns)
     bias = emit.load(emit.at(2, bias_at))
     for slot in sums.values():
         builder.store(bias, slot)
     with cgutils.for_range(builder, height) as i:
-        x_row = emit.at(0, x_at, (i.index, row))
+        x_row = emit.at(0, x_at, (i.index, row_length))
         w_row = emit.at(1, w_at, (i.index, width, emit.lanes))
-        lines = [emit.at(x_row, (down, r)) for r in range(rows)]
+        # By row of positions: the row of the image that meets row i of the patch.
+        row_pointers = [emit.at(x_row, (down, r)) for r in range(rows)]
         with cgutils.for_range(builder, width) as j:
             weight = emit.load(emit.at(w_row, (j.index, emit.lanes)))
             for (r, c), slot in sums.items():
-                value = builder.load(emit.at(lines[r], j.index, c * step))
+                value = builder.load(emit.at(row_pointers[r], j.index, c * step))
                 emit.add_product(slot, weight, emit.splat(value))
     for (r, c), slot in sums.items():
         target = emit.at(3, out_at, (out_down, r), (out_across, c))

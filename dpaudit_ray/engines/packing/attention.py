@@ -74,12 +74,14 @@ class Attention(nn.Module):
         if not self.batch_first:  # inputs [L, N, d]
             query, key, value = (part.transpose(0, 1) for part in (query, key, value))
         queries = self._by_head(self.query(query))
+        # [N, heads, length of the queries, length of the keys]
         scores = queries @ self._by_head(self.key(key)).mT / math.sqrt(queries.shape[3])
         if attn_mask is not None:
             if attn_mask.dim() > 2:  # one mask for each head of each example
                 attn_mask = attn_mask.view(-1, self.heads, *attn_mask.shape[1:])
             scores = _masked(scores, attn_mask)
         if key_padding_mask is not None:
+            # A mask [N, length of the keys] is the same for all heads and queries.
             scores = _masked(scores, key_padding_mask[:, None, None])
         weights = scores.softmax(3)
         values = weights @ self._by_head(self.value(value))

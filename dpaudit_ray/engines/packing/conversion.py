@@ -112,8 +112,10 @@ def converted(
     if Attention.takes(module):
         assert isinstance(module, nn.MultiheadAttention)
         # Slots by the parameters' names within the layer.
-        inner = {name.removeprefix(path): s for name, s in slots.items() if name.startswith(path)}
-        return Attention(module, inner, passes)
+        attention_slots = {
+            name.removeprefix(path): s for name, s in slots.items() if name.startswith(path)
+        }
+        return Attention(module, attention_slots, passes)
     if isinstance(module, nn.TransformerEncoderLayer):
         module.training = True  # in `eval()`, torch would compute the whole without its layers
     parameters = module.named_parameters(recurse=False)
@@ -138,7 +140,7 @@ def converted(
 
 
 def _rule_of(layer: nn.Module) -> type[Rule] | None:
-    """Returns the rule that computes a layer; None if there is none, or a parameter is frozen."""
+    """Returns the rule that computes a layer; None without a rule, or if a parameter is frozen."""
     if not all(p.requires_grad for p in layer.parameters(recurse=False)):
         return None
     for kind, rule in RULES.items():  # a subclass with its own `forward` has no rule

@@ -40,7 +40,7 @@ _FREE_SHARE = 0.4  # share of the free memory that a group's passes and gradient
 
 @dataclass(frozen=True)
 class Groups:
-    """How many models are computed together: in a first layer, and in all others."""
+    """Numbers of models that are computed together, in a first layer and in all others."""
 
     outer: int  # models that share the work of the first layer
     inner: int  # models that go through all other layers together

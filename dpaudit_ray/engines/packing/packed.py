@@ -110,7 +110,7 @@ class PackedModel:
         on_cpu = x.device.type == "cpu"
         has_loops = on_cpu and bool(self._loops or self._convolutions_in_loops)
         key = _key(self._source, x, y, (self.loss, has_loops)) if remembered else None
-        way = _WAYS.get(key)
+        way = _WAYS.get(key)  # nothing is stored under None
         if way is None:
             packed = self._obstacle or self._copy
             candidate = Candidate(self._source, packed, x, y, self.loss)

@@ -77,8 +77,9 @@ class Samplewise:
                     factors = clip_norm / norms.clamp(min=clip_norm)
                 if weights is not None:
                     factors = factors * weights[models, part]
-                for sums, row, model_gradients in zip(out[models], factors, gradients, strict=True):
-                    sums += row @ model_gradients
+                by_model = zip(out[models], factors, gradients, strict=True)
+                for sums, model_factors, model_gradients in by_model:
+                    sums += model_factors @ model_gradients
         return out
 
     def gradients(self, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -213,10 +214,7 @@ def _under_every_name(module: nn.Module, parameters: Mapping[str, Tensor]) -> di
 
 
 @contextmanager
-def with_parameters(
-    module: nn.Module,
-    row: Tensor,
-) -> Iterator[list[nn.Parameter]]:
+def with_parameters(module: nn.Module, row: Tensor) -> Iterator[list[nn.Parameter]]:
     """Puts the flat parameters `row` [p] into the module, and restores the module's own at exit."""
     parameters = list(trained(module).values())
     before = [(p.data, p.grad) for p in parameters]
@@ -280,10 +278,7 @@ def _with_state(
 
 
 @contextmanager
-def in_dtype(
-    module: nn.Module,
-    dtype: torch.dtype,
-) -> Iterator[None]:
+def in_dtype(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Gives the module copies of its tensors in `dtype`; restores all its attributes at exit."""
     parameters = [(p, p.data) for p in module.parameters()]
     attributes = []  # attributes of each layer, and a copy of them

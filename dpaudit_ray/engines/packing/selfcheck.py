@@ -233,7 +233,7 @@ def _expected(
         finite = norms[norms.isfinite()]
         if clip_norm == 0 and len(finite):
             clip_norm = 0.9 * float(finite.median())  # some gradients are clipped, others not
-        clip_norm = clip_norm or 1.0
+        clip_norm = clip_norm or 1.0  # if no gradient so far is finite, or most are 0
         factors = weights[i] * clip_norm / norms.clamp(min=clip_norm)
         torch.mv(gradients.T, factors, out=sums[i])
     return _Expected(theta, x, y, weights, clip_norm, sums, alone.outputs(theta, x))

@@ -308,7 +308,7 @@ def _state(module: nn.Module) -> dict[str, object]:
         for owner in (*reversed(user_classes), layer):
             for name, value in vars(owner).items():
                 if isinstance(value, int | float | str):
-                    state[f"{path}.{name}".lstrip(".")] = value
+                    state[f"{path}.{name}".lstrip(".")] = value  # the module's own path is empty
     for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
         state[name] = tensor.detach().clone()
     return state

@@ -81,10 +81,7 @@ def slots_of(module: nn.Module) -> dict[str, Slot]:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_plain(
-    layer: nn.Module,
-    kind: type[nn.Module],
-) -> bool:
+def is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
     """Returns whether a layer is of class `kind` itself, not a subclass, and is not altered."""
     return type(layer) is kind and alteration(layer) is None
 
