@@ -33,7 +33,7 @@ class Npz(Data):
 
     def read(self) -> Dataset:
         x, y, source = read_npz(self.path, self.name)
-        y = labels(y, f"{source}: y", self.label_order, self.regression)
+        y = labels(y, f"{source}: y", self.label_order, regression=self.regression)
         return checked(self._features(x, source), y, source)
 
     def _features(self, x: np.ndarray, source: str) -> np.ndarray:
@@ -57,10 +57,7 @@ class Npz(Data):
         return scaled_images(x) if has_images else x
 
 
-def read_npz(
-    path: str,
-    what: str,
-) -> tuple[np.ndarray, np.ndarray, str]:
+def read_npz(path: str, what: str) -> tuple[np.ndarray, np.ndarray, str]:
     """Reads arrays from an .npz file; nothing is unpickled.
 
     Args:
@@ -168,9 +165,5 @@ def listed(values: Sequence[str | float]) -> str:
     first = list(values[:_MOST_LISTED])
     if len(values) > _MOST_LISTED:
         first.append("...")
-    return yaml.safe_dump(
-        first,
-        default_flow_style=True,
-        allow_unicode=True,
-        width=10**6,
-    ).strip()
+    text = yaml.safe_dump(first, default_flow_style=True, allow_unicode=True, width=10**6)
+    return text.strip()

@@ -187,11 +187,7 @@ def require_finite(x: NDArray[np.generic], source: str, name: str = "x") -> None
         )
 
 
-def checked(
-    x: NDArray[np.generic],
-    y: NDArray[np.int64 | np.float32],
-    source: str,
-) -> Dataset:
+def checked(x: NDArray[np.generic], y: NDArray[np.int64 | np.float32], source: str) -> Dataset:
     """Returns arrays as a data set, with features in float32, after checking both.
 
     Args:

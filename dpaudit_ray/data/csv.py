@@ -68,17 +68,16 @@ class Csv(Data):
         for name in self.dates:
             table[name] = _days_since_1970(table[name])
         for name, value in self.fill.items():
-            table[name] = table[name].fillna(str(value) if name in self.categories else value)
+            if name in self.categories:
+                value = str(value)  # as all cells of the column
+            table[name] = table[name].fillna(value)
         problems = list(self._problems_of_empty_cells(table, label))
         problems += self._problems_of_text(table.drop(columns=label))
-        y: np.ndarray = np.empty(0, np.int64)
+        y: np.ndarray = np.empty(0, np.int64)  # used only if there are no problems
         if not table[label].isna().any():
             try:
                 y = labels(
-                    table[label].to_numpy(),
-                    label,
-                    self.label_order,
-                    self.regression,
+                    table[label].to_numpy(), label, self.label_order, regression=self.regression
                 )
             except DataError as error:
                 problems.append(str(error))
@@ -220,10 +219,7 @@ class Csv(Data):
                 "each of which takes too much memory; merge values, or `drop` it"
             )
 
-    def _table(
-        self,
-        nameless: bool = False,
-    ) -> tuple[str, str, Any]:
+    def _table(self, nameless: bool = False) -> tuple[str, str, Any]:
         """Reads the table, and checks that options name its columns.
 
         Args:
@@ -239,11 +235,7 @@ class Csv(Data):
         # Categories and dates stay text, even if they look like numbers.
         text = dict.fromkeys((*self.categories, *self.dates), str)
         table = self._parsed(
-            file,
-            sep=self._separator(file),
-            dtype=text,
-            skipinitialspace=True,
-            low_memory=False,
+            file, sep=self._separator(file), dtype=text, skipinitialspace=True, low_memory=False
         ).rename(columns=str.strip)
         is_empty = table.isna().all()
         # Separators at the ends of lines make a column without name and cells.
@@ -334,13 +326,7 @@ class Csv(Data):
     def _parsed(self, file: Path, **options: Any) -> Any:
         """Reads the file by `encoding` and `decimal`. Raises DataError if that fails."""
         try:
-            return read_csv(
-                file,
-                _REMEDY,
-                encoding=self.encoding,
-                decimal=self.decimal,
-                **options,
-            )
+            return read_csv(file, _REMEDY, encoding=self.encoding, decimal=self.decimal, **options)
         except DataError as error:
             if not isinstance(error.__cause__, UnicodeError):
                 raise

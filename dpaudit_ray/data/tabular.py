@@ -211,12 +211,7 @@ class Location(_Records):
     name: Literal["location"] = "location"
 
 
-def _read_table(
-    file: Path,
-    remedy: str,
-    types: Mapping[str, type],
-    **options: Any,
-) -> Any:
+def _read_table(file: Path, remedy: str, types: Mapping[str, type], **options: Any) -> Any:
     """Reads some columns of a CSV file as a data frame.
 
     Args:

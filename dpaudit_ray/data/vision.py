@@ -66,11 +66,7 @@ class _Images(Data):
             # torchvision decodes without a bound; a missing file is its error to report.
             for file in filter(os.path.isfile, self.files()):
                 strangers.require_at_most(file.stat().st_size, decoding.FREE)
-            source: Any = getattr(datasets, self.source)(
-                self._root,
-                train,
-                download=self.download,
-            )
+            source: Any = getattr(datasets, self.source)(self._root, train, download=self.download)
             pixels = np.asarray(source.data)
             y = np.asarray(source.targets, np.int64)
         except _FAILURES as error:
