@@ -194,14 +194,14 @@ class ConvPoolRule(Rule):
             x: images [image_sets * B, c, h, w].
             image_sets: number of sets of images: 1 for all models together, or n.
         """
-        images = self.images(x, image_sets)
-        y, marks = self.pooled(theta, images, self.windows(x.shape[2:]))
+        images = self.padded_images(x, image_sets)
+        y, marks = self.convolve_and_pool(theta, images, self.windows(x.shape[2:]))
         return y.movedim(-1, 2), Pooled(images, marks, x.shape[2:])
 
-    def images(self, x: Tensor, image_sets: int) -> Tensor:
-        """Returns x surrounded by zeros and channels last: [image_sets, B, H, row].
+    def padded_images(self, x: Tensor, image_sets: int) -> Tensor:
+        """Returns images surrounded by zeros, with channels last: [image_sets, B, H, row].
 
-        Behind the last image there is memory for a vector, which loops may read.
+        Behind the last image there is memory for one more vector, which loops may read.
 
         Args:
             x: images [image_sets * B, c, h, w].
@@ -218,13 +218,13 @@ class ConvPoolRule(Rule):
         _, height, width, channels = images.shape
         return images.view(image_sets, -1, height, width * channels)
 
-    def pooled(
+    def convolve_and_pool(
         self,
         theta: Tensor,
         images: Tensor,
         windows: Pair,
     ) -> tuple[Tensor, Tensor]:
-        """Returns outputs, and marks: the position in its window that each output comes from.
+        """Computes outputs, and marks: the position in its window that each output comes from.
 
         Args:
             theta: parameters [n, p].
@@ -232,7 +232,7 @@ class ConvPoolRule(Rule):
             windows: rows and columns of windows, h and w.
 
         Returns:
-            Both [n, B, h, w, o].
+            Outputs and marks, both [n, B, h, w, o].
         """
         image_sets, batch = images.shape[:2]
         n = len(theta)
@@ -365,7 +365,7 @@ class ConvPoolRule(Rule):
         zeros = cut.padded_length - self.row_length
         return F.pad(self._rows(theta), (0, zeros))
 
-    def write(self, out: Tensor, sums: Tensor, biases: Tensor) -> None:
+    def write_sums(self, out: Tensor, sums: Tensor, biases: Tensor) -> None:
         """Writes sums of gradients into `out` [n, p].
 
         Args:
@@ -424,7 +424,7 @@ class _Samples(SampleGradients):
         sums = torch.bmm(rows, self.formed.flatten(2))
         sums = sums.view(len(out), *self.formed.shape[2:])
         biases = torch.bmm(rows, self.biases).squeeze(1)
-        self.rule.write(out, sums, biases)
+        self.rule.write_sums(out, sums, biases)
 
 
 class ConvPool(nn.Module):
@@ -488,7 +488,8 @@ def merge_pooling(
             rectified = bool(queue) and is_plain(queue[0], nn.ReLU)
             if rectified:
                 layers_behind.append(queue.pop(0))
-            layer = ConvPool(ConvPoolRule(rule, window, rectified), layers_behind, passes)
+            merged_rule = ConvPoolRule(rule, window, rectified=rectified)
+            layer = ConvPool(merged_rule, layers_behind, passes)
         merged.append(layer)
     return merged
 
@@ -560,7 +561,7 @@ class ConvChain:
         group_size: int,
     ) -> None:
         """Writes clipped sums into `out` [n, p]; arguments are those of `Passes.clipped_sums`."""
-        images = self.convolutions[0].images(step.x, 1)
+        images = self.convolutions[0].padded_images(step.x, 1)
         sizes = self._sizes(step.x)[1:]
         for models in slices(len(theta), group_size):
             group = theta[models]
@@ -578,8 +579,10 @@ class ConvChain:
             )
             for rule, stage in zip(reversed(self.convolutions), stages, strict=True):
                 biases = torch.from_numpy(stage.biases)
-                rule.write(sums, torch.from_numpy(stage.sums), biases)
-            head.write(sums, factors=head.squares)  # `add_clipped_sums` has made factors of them
+                rule.write_sums(sums, torch.from_numpy(stage.sums), biases)
+            head.write_sums(
+                sums, factors=head.squares
+            )  # `add_clipped_sums` has made factors of them
 
     def _sizes(self, x: Tensor) -> list[Pair]:
         """Returns height and width of the images, and of the output of every convolution."""
@@ -607,8 +610,8 @@ class ConvChain:
             if stages:
                 output_below = (y.shape[2], y.shape[3] * y.shape[4])
                 x = y.flatten(0, 1).permute(0, 3, 1, 2)
-                layer_images = rule.images(x, len(theta))
-            y, marks = rule.pooled(theta, layer_images, size)
+                layer_images = rule.padded_images(x, len(theta))
+            y, marks = rule.convolve_and_pool(theta, layer_images, size)
             outputs, channels = rule.weight.shape[:2]
             zero_rows, zero_columns = rule.edge
             stages.append(
@@ -686,7 +689,7 @@ class _Head:
                 g = torch.ops.aten.threshold_backward(g, x, 0)
         self.features_gradient = g
 
-    def write(self, out: Tensor, factors: Tensor) -> None:
+    def write_sums(self, out: Tensor, factors: Tensor) -> None:
         """Writes sums of gradients, times factors [n, B], into `out` [n, p]."""
         for samples in self._samples:
             samples.weighted_sums(out, factors)

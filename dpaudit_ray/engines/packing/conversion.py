@@ -149,11 +149,7 @@ def _rule_of(layer: nn.Module) -> type[Rule] | None:
     return None
 
 
-def _with_rule(
-    module: nn.Module,
-    slots: dict[str, Slot],
-    passes: Passes,
-) -> nn.Module:
+def _with_rule(module: nn.Module, slots: dict[str, Slot], passes: Passes) -> nn.Module:
     """Returns a layer that applies the rule of a module's class, after the steps that stay torch's.
 
     Args:

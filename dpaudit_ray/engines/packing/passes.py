@@ -266,6 +266,11 @@ class Passes:
     ) -> tuple[Tensor, bool]:
         """Returns a layer's input as its rule needs it, and whether all groups share it.
 
+        Args:
+            rule: rule of the layer.
+            x: the batch [B, ...] or a view of it, which all groups share; another tensor [B, ...],
+                which is copied for each model of the group; or [n*B, ...], as the rule needs it.
+
         Raises:
             ValueError: the layer is applied twice, or to other rows than those of the batch.
         """

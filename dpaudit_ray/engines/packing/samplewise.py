@@ -64,8 +64,8 @@ class Samplewise:
         """
         out = torch.zeros_like(theta)
         n, size = theta.shape
-        # How many gradients exist at once follows from sizes alone, not from free memory: so bits
-        # are the same in every attempt at a pack.
+        # The number of gradients that exist at once follows from sizes alone, not from free memory,
+        # so that bits are the same in every attempt at a pack.
         most_numbers = _MOST_NUMBERS if theta.device.type == "cpu" else _MOST_ON_GPU
         most_models = min(most_numbers // (size * max(1, len(y))), self.mapped)
         for models in slices(n, max(1, most_models)):

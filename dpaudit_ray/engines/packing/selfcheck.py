@@ -71,13 +71,13 @@ class Candidate:
         return flat_parameters(self.module)
 
     @property
-    def large(self) -> bool:
+    def is_large(self) -> bool:
         """Whether the module is so large that as little as possible is computed to check it."""
         return len(self.initial) > _LARGE
 
     def first_examples(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns 2 examples and labels for a large module, else 5; a smaller batch is repeated."""
-        count = 2 if self.large else 5
+        count = 2 if self.is_large else 5
         rows = torch.arange(count, device=self.x.device) % max(1, len(self.x))
         return cast(self.x[rows], dtype), self.y[rows]
 
@@ -88,7 +88,7 @@ class Candidate:
         models are (1 + 0.1 s) · initial + 0.01 s, for `count` values s from 1 to -1.
         """
         initial = self.initial
-        if self.large or count * len(initial) > _MOST_SAMPLED:
+        if self.is_large or count * len(initial) > _MOST_SAMPLED:
             shifts = torch.linspace(1, -1, count).to(initial).unsqueeze(1)
             return torch.addcmul(0.01 * shifts, 1 + 0.1 * shifts, initial)
         generator = torch.Generator().manual_seed(1)
@@ -108,13 +108,13 @@ def fastest_right_way(candidate: Candidate, has_loops: bool) -> Way:
     Raises:
         SpecError: the module may not be audited, or one example's gradient cannot be computed.
     """
-    dtypes = (torch.float32,) if candidate.large else (torch.float64, torch.float32)
+    dtypes = (torch.float32,) if candidate.is_large else (torch.float64, torch.float32)
     for dtype in dtypes:
         with in_dtype(candidate.module, dtype), torch.random.fork_rng(devices=[]):
             try:
                 batch = cast(candidate.x, dtype)
                 few_examples, _ = candidate.first_examples(dtype)
-                single = vet(candidate.module, few_examples, batch, thorough=not candidate.large)
+                single = vet(candidate.module, few_examples, batch, thorough=not candidate.is_large)
                 expected = _expected(candidate, dtype, single)
             except SpecError:
                 raise
@@ -221,7 +221,7 @@ def _expected(
         single: whether every example goes through the module alone, for outputs too.
     """
     x, y = candidate.first_examples(dtype)
-    theta = candidate.similar_models(2 if candidate.large else 3)
+    theta = candidate.similar_models(2 if candidate.is_large else 3)
     alone = Samplewise(candidate.module, candidate.loss, single=single)
     weights = theta.new_ones(len(theta), len(y))
     weights[0, -1] = 0  # one model leaves one example out, so that weights are checked too

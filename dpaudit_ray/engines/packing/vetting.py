@@ -43,12 +43,7 @@ _UNSTEADY = (
 )
 
 
-def vet(
-    module: nn.Module,
-    x: Tensor,
-    training_batch: Tensor,
-    thorough: bool,
-) -> bool:
+def vet(module: nn.Module, x: Tensor, training_batch: Tensor, thorough: bool) -> bool:
     """Calls the module on batches that differ in other examples, and compares its outputs.
 
     A module that reads numbers of its batch (`if`, `.item()`) may let one example decide what
@@ -149,11 +144,8 @@ def relative_error(values: Tensor, expected: Tensor, least_scale: float = 0.0) -
     return float((values - expected).abs().amax()) / scale if scale > 0 else math.inf
 
 
-def halves(
-    batch: Tensor,
-    few: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Cuts a batch [B, ...] in two, then its first part, until the first part has `few` examples.
+def halves(batch: Tensor, few: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cuts a batch [B, ...] in two, then its first part, until this has at most `few` examples.
 
     Parts are sampled, so that adjacent examples do not stay together. If a module begins to mix
     examples at some batch size, one of the cuts leads from above that size to below it.
@@ -314,10 +306,7 @@ def _state(module: nn.Module) -> dict[str, object]:
     return state
 
 
-def _check_state(
-    module: nn.Module,
-    before: Mapping[str, object],
-) -> dict[str, object]:
+def _check_state(module: nn.Module, before: Mapping[str, object]) -> dict[str, object]:
     """Returns the module's present state. Raises SpecError if an entry of `before` has changed."""
     now = _state(module)
     for name, value in before.items():

@@ -41,7 +41,7 @@ class Conv2dRule(Rule):
             across, down = pair(layer._reversed_padding_repeated_twice[::2])
         self._padding = (down, across)
         self.zero_pad = (across, across, down, down)  # left, right, top, bottom, as for F.pad
-        self._inputs = math.prod(self.weight.shape[1:])  # numbers of a patch
+        self._inputs = math.prod(self.weight.shape[1:])  # numbers of a patch, in one group
         self._is_depthwise = self._groups == self.weight.shape[0] == layer.in_channels
 
     def forward(
@@ -68,7 +68,13 @@ class Conv2dRule(Rule):
         return by_sample.transpose(0, 1), x
 
     def _convolve(self, x: Tensor, theta: Tensor, groups: int) -> Tensor:
-        """Returns outputs [B, n*o, h, w] of all models side by side."""
+        """Returns outputs [B, n*o, h, w] of all models side by side.
+
+        Args:
+            x: images [B, c, h, w] of all models together, or [B, n*c, h, w] side by side.
+            theta: parameters [n, p].
+            groups: number of groups of channels: 1, or those of the layer for each model.
+        """
         weight = self.weight.of(theta).flatten(0, 1)
         bias = None if self.bias is None else self.bias.of(theta).flatten()
         return F.conv2d(x, weight, bias, self.stride, self._padding, self._dilation, groups)
@@ -220,7 +226,8 @@ class Conv2dRule(Rule):
 
     def squared_norms(self, x: Tensor, g: Tensor) -> Tensor:
         """Returns squared norms [N] from inputs [N, c, h, w] and g [N, o, T]; keeps no gradient."""
-        rows = slice(None) if self.bias is not None else slice(-1)  # the last row is the bias's
+        # The last row of the patches is for the bias.
+        rows = slice(None) if self.bias is not None else slice(-1)
         parts = []
         for samples, patches in self._patches(x):
             inputs = patches[:, rows].mT
@@ -312,7 +319,7 @@ class _Unformed(SampleGradients):
 
 
 def _side_by_side(x: Tensor, n: int) -> Tensor:
-    """Returns [n*B, c, h, w] as [B, n*c, h, w]: models as groups of channels."""
+    """Returns images [n*B, c, h, w] as [B, n*c, h, w]: models become groups of channels."""
     if n == 1:
         return x
     return by_model(x, n).transpose(0, 1).flatten(1, 2)
