@@ -249,7 +249,7 @@ def test_loops_that_are_wrong_are_not_used(head, monkeypatch):
         return expected_sums(candidate, dtype, single)
 
     monkeypatch.setattr(selfcheck, "_expected", in_float32)
-    right, write = PackedModel(module), conv_pool.ConvPoolRule.write
+    right, write = PackedModel(module), conv_pool.ConvPoolRule.write_sums
     theta = right.initial + 0.1 * torch.randn(2, right.size)
     expected = right.clipped_sums(theta, x, y, 0.5)
     assert right._passes.by_loops
@@ -258,7 +258,7 @@ def test_loops_that_are_wrong_are_not_used(head, monkeypatch):
     def wrong(rule: conv_pool.ConvPoolRule, out: Tensor, sums: Tensor, biases: Tensor) -> None:
         write(rule, out, 1.01 * sums, biases)
 
-    monkeypatch.setattr(conv_pool.ConvPoolRule, "write", wrong)
+    monkeypatch.setattr(conv_pool.ConvPoolRule, "write_sums", wrong)
     model = PackedModel(module)
     found = model.clipped_sums(theta, x, y, 0.5)
     assert model._loops is None
