@@ -35,10 +35,10 @@ from .sampling import Fixed, Sampler, Sizes
 from .units import Group, Record, Unit
 from .updates import Constant, Optimizer, Schedule, Sgd
 
-_LARGEST = 1e6  # noise multiplier; more noise leaves nothing of a gradient
+_LARGEST_NOISE = 1e6  # noise multiplier; more noise leaves nothing of a gradient
 _DIGITS = 6  # digits of a noise multiplier; versions of an accountant agree in more digits
-_ITERATIONS = 50  # a few are enough, except for accountants that jump
-_EXAMPLES_TRIED = 64  # examples at least on which a model is checked
+_MOST_QUERIES = 50  # of an accountant; a few are enough, except for accountants that jump
+_EXAMPLES_TRIED = 64  # examples, at least, on which a model is checked
 _NoneIsInfinite = BeforeValidator(lambda raw: math.inf if raw is None else raw)
 
 
@@ -89,12 +89,12 @@ class Recipe(Strict):
     engine: Literal["packed", "opacus"] = "packed"  # `opacus`: model by model
     precision: Literal["float32", "tf32"] = "float32"  # of matrix products
     seed: NonNegativeInt = 0  # of θ_0 and of the others' batches
-    # Noise multiplier for `epsilon`, if computed elsewhere.
+    # Noise multiplier for `epsilon`, if another process computed it.
     _noise: float | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _options_go_together(self) -> Self:
-        """Raises SpecError for options that contradict each other, or of which one is missing."""
+        """Raises SpecError for options that contradict each other, or that are missing."""
         self._check_noise_options()
         if self.augmentations > 1 and self.engine != "packed":
             raise SpecError(
@@ -104,13 +104,14 @@ class Recipe(Strict):
             raise SpecError("held_out", f"is {self.held_out:g}; a share must be above 0, below 1")
         self.schedule.check(self.steps)
         self.noise.check(self.steps)
-        if self.noise_multiplier is not None:  # else checked when that of `epsilon` is known
+        # The noise multiplier of `epsilon` is not known here; `DpSgd.check_inputs` checks with it.
+        if self.noise_multiplier is not None:
             self.unit.check(self)
         self._check_noise_and_unit()
         return self
 
     def _check_noise_options(self) -> None:
-        """Raises SpecError unless the size of the noise is stated once, and a norm to clip to."""
+        """Raises SpecError unless the noise is stated once, and has a norm to clip to."""
         if self.epsilon is None:
             if self.noise_multiplier is None:
                 raise SpecError("noise_multiplier", "is required, or epsilon in its place")
@@ -131,30 +132,22 @@ class Recipe(Strict):
             raise SpecError("accountant", f"unknown accountant {name!r}; known: {', '.join(names)}")
 
     def _check_noise_and_unit(self) -> None:
-        """Raises SpecError for options that correlated noise, or a unit of records, excludes."""
-        # Each rule: what restricts another option; that option's key and value; whether the value
-        # is allowed; and the one that is.
-        rules: list[tuple[str, str, Any, bool, str]] = []
-        engine = ("engine", self.engine, self.engine == "packed", "packed")
+        """Raises SpecError for options that do not fit correlated noise, or units of records."""
+        is_packed = self.engine == "packed"
         if isinstance(self.noise, Correlated):
             part = f"noise: {self.noise.name}"
-            is_fixed = self.sampling.in_known_steps
-            rules += [
-                (part, "sampling", self.sampling.name, is_fixed, "fixed"),
-                (part, *engine),
-            ]
+            sampling = self.sampling
+            _require(sampling.in_known_steps, part, "sampling", sampling.name, "fixed")
+            _require(is_packed, part, "engine", self.engine, "packed")
         if isinstance(self.unit, Group):
             part = f"unit: {self.unit.protects}"
             views = self.augmentations
-            rules += [(part, "augmentations", views, views == 1, "1"), (part, *engine)]
-        for part, key, value, fits, requirement in rules:
-            if not fits:
-                problem = f"is {value}, but {part} takes {requirement}"
-                raise SpecError(key, f"{problem}; use that, or leave out {part}")
+            _require(views == 1, part, "augmentations", views, "1")
+            _require(is_packed, part, "engine", self.engine, "packed")
 
     @property
     def recipe(self) -> Self:
-        """A copy with the noise multiplier of `epsilon`, which reads no data for it."""
+        """A copy that states the noise multiplier of `epsilon`, and loads no data to find it."""
         unset = dict.fromkeys(("epsilon", "delta", "accountant"))
         return self.model_copy(update=unset | {"noise_multiplier": self.multiplier})
 
@@ -171,7 +164,7 @@ class Recipe(Strict):
 
     @property
     def hidden_start(self) -> bool:
-        """Whether every trial draws another θ_0, which the adversary does not know."""
+        """Whether each trial draws its own θ_0, which the adversary does not know."""
         return self.model.initialization == "random"
 
     @property
@@ -186,40 +179,41 @@ class Recipe(Strict):
         if self.epsilon is None or self.delta is None or self.accountant is None:
             raise SpecError("mechanism.delta", "is required with epsilon outside of an audit")
         claim = (self.epsilon, self.delta, self.accountant)
+        # With correlated noise, all steps together are one release.
         releases = 1 if isinstance(self.noise, Correlated) else self.steps
         return calibrate_noise(*claim, releases, *self.sampled_at)
 
     @property
     def deviation(self) -> float:
-        """Deviation of the normals that noise is made of, over C; σ for independent noise."""
+        """Standard deviation of the normals that make the noise, over C; σ if independent."""
         return self.multiplier * self.noise.scale(self.steps)
 
     @property
     def sampled_at(self) -> tuple[float, Sampling]:
-        """Probability that a step has the canary, and how it is sampled. Loads the data for N."""
+        """Probability that a step has the canary, and how it is sampled; may load data for N."""
         if not self.sampling.in_known_steps:
             rate = self.sampling.rate(self.sizes)
             if rate < 1:
                 return rate, self.sampling.claim
-        return 1.0, Sampling.POISSON
+        return 1.0, Sampling.POISSON  # at rate 1, the canary is in every step
 
     @property
     def sizes(self) -> Sizes:
         """N, which is counted in the loaded data, and |B|. Raises SpecError unless |B| ≤ N."""
         total = len(self.data.load().y)
-        size = self.trained_records(total) // self.unit.size
-        if self.batch_size > size:
-            share = "" if size == total else f" to train on, of {total}"
+        units = self.trained_records(total) // self.unit.size
+        if self.batch_size > units:
+            share = "" if units == total else f" to train on, of {total}"
             noun = f"{self.unit.protects}s" if isinstance(self.unit, Group) else "examples"
             raise SpecError(
                 "mechanism.batch_size",
-                f"is {self.batch_size}, but {self.data.name} has {size} {noun}{share}; "
-                f"use at most {size}",
+                f"is {self.batch_size}, but {self.data.name} has {units} {noun}{share}; "
+                f"use at most {units}",
             )
-        return Sizes(size, self.batch_size)
+        return Sizes(units, self.batch_size)
 
     def trained_records(self, examples: int) -> int:
-        """Returns how many `examples` are trained on. Raises SpecError for fewer than two."""
+        """Returns how many of `examples` are trained on. Raises SpecError for fewer than two."""
         reserved = self.share_of("reserved", examples)
         count = examples - self.share_of("held_out", examples) - reserved
         if count < 2:
@@ -227,12 +221,8 @@ class Recipe(Strict):
             raise SpecError(key, f"leaves {max(count, 0)} of {examples} examples; leave two")
         return count
 
-    def share_of(
-        self,
-        option: Literal["held_out", "reserved"],
-        examples: int,
-    ) -> int:
-        """Returns how many `examples` are held out, or in reserve, if the option is a share."""
+    def share_of(self, option: Literal["held_out", "reserved"], examples: int) -> int:
+        """Returns how many of `examples` an option takes; 0 unless the option is a share."""
         share = getattr(self, option)
         if not isinstance(share, float):
             return 0
@@ -336,7 +326,7 @@ class Recipe(Strict):
         Args:
             plan: names the shadows' data, unless records in reserve are used.
             private: the data of this recipe; shadows may have none of its records.
-            reserved: number of records in reserve.
+            reserved: number of records in reserve, used if `plan` names no data.
         """
         key = "mechanism.reserved"
         records = reserved
@@ -361,7 +351,7 @@ class Recipe(Strict):
             )
 
     def check_private_records(self, adversary: Adversary) -> None:
-        """Raises SpecError unless all models share batches, and a record is in one per epoch."""
+        """Raises SpecError unless models share batches, and an epoch has each record once."""
         records = self.sizes.examples
         batches = self.sizes.per_epoch
         period = adversary.period
@@ -380,10 +370,11 @@ class Recipe(Strict):
                 )
 
     def check_model(self, data: Dataset) -> int:
-        """Builds the model and finds how it can be packed; returns its number of parameters.
+        """Checks the model on examples of the data; returns the number of coordinates of θ.
 
-        A batch of examples, or more if the batch is small, goes through the model together. Raises
-        SpecError for a network, or a loss, that cannot be audited or does not fit the data.
+        A batch of examples, or more if the batch is small, goes through the model together, which
+        also finds how the model can be packed. Raises SpecError for a network, or a loss, that
+        cannot be audited or does not fit the data.
         """
         import torch
 
@@ -400,10 +391,10 @@ class Recipe(Strict):
                 body = model.body(data.x.shape[1:])
             with torch.no_grad():
                 x = x if body is None else body.eval()(x)
-                module = network(model, tuple(x.shape[1:]), data.classes, 0)
+                module = network(model, tuple(x.shape[1:]), data.classes, seed=0)
                 x = as_input(x, input_dtype(module, x))
                 packed = PackedModel(module, loss=loss)
-                outputs = module(x[:2].clone())
+                outputs = module(x[:2].clone())  # a module may change its input in place
         except SpecError:
             raise
         except Exception as error:  # a user's code may raise anything
@@ -442,6 +433,21 @@ class Recipe(Strict):
         return len(packed.initial) + self.unit.coordinates
 
 
+def _require(fits: bool, part: str, key: str, value: Any, required: str) -> None:
+    """Raises SpecError for option `key` unless it fits.
+
+    Args:
+        fits: whether `value` is allowed.
+        part: the option that limits `key`, as a sweep file has it.
+        key: key of the limited option.
+        value: its value.
+        required: the only value that `part` allows.
+    """
+    if not fits:
+        problem = f"is {value}, but {part} takes {required}; use that, or leave out {part}"
+        raise SpecError(key, problem)
+
+
 @functools.lru_cache(maxsize=1024)
 def calibrate_noise(
     epsilon: float,
@@ -454,7 +460,8 @@ def calibrate_noise(
     """Returns a noise multiplier whose claim is at most ε, rounded up to six digits.
 
     With the Gaussian accountant it is the smallest such multiplier. With others, the claim is
-    at most 0.01, and at most 1 %, below ε. Secants in log σ find it, as a query may take seconds.
+    at most 0.01, and at most 1 %, below ε. The secant method in log σ finds the multiplier in few
+    queries, each of which may take seconds.
 
     Args:
         epsilon: ε of the claim.
@@ -468,9 +475,9 @@ def calibrate_noise(
         SpecError: no noise multiplier was found.
     """
     tolerance = min(0.01, epsilon / 100)
-    aim = math.log(epsilon - tolerance / 2)
+    log_target = math.log(epsilon - tolerance / 2)
     power = 1.0  # ε is about proportional to σ to the minus this power
-    queries: list[tuple[float, float]] = []  # log σ, log ε
+    queries: list[tuple[float, float]] = []  # log σ, and log of the ε that is claimed for it
     try:
         if accountant != "gaussian" and sampling is Sampling.POISSON:
             noise = accounting.clt_noise_multiplier(epsilon, steps, delta, rate, tolerance)
@@ -480,18 +487,18 @@ def calibrate_noise(
             claim = accounting.epsilon(noise, steps, delta, rate, accountant, sampling=sampling)
             if epsilon - tolerance <= claim <= epsilon:
                 break
-            if noise == _LARGEST or len(queries) == _ITERATIONS:
+            if noise == _LARGEST_NOISE or len(queries) == _MOST_QUERIES:
                 raise ValueError(f"with {plain(noise, '.3g')} it still claims {claim:.3g}")
             log_noise, log_claim = math.log(noise), math.log(claim)
             if queries:
                 last_noise, last_claim = queries[-1]
                 slope = (last_claim - log_claim) / (log_noise - last_noise)
-                power = min(max(slope, 0.2), 5.0)
+                power = min(max(slope, 0.2), 5.0)  # where the claim jumps, slopes may be any
             queries.append((log_noise, log_claim))
-            log_change = min((log_claim - aim) / power, 10)  # the claim may be infinite
-            noise = min(noise * math.exp(log_change), _LARGEST)
-        if noise > _LARGEST:
-            raise ValueError(f"it would take more than {plain(_LARGEST)}")
+            log_change = min((log_claim - log_target) / power, 10)  # the claim may be infinite
+            noise = min(noise * math.exp(log_change), _LARGEST_NOISE)
+        if noise > _LARGEST_NOISE:
+            raise ValueError(f"it would take more than {plain(_LARGEST_NOISE)}")
     except (ValueError, ArithmeticError) as error:
         raise SpecError(
             "mechanism.epsilon",
@@ -503,12 +510,7 @@ def calibrate_noise(
     return float(f"{math.ceil(noise / last_digit) * last_digit:.{_DIGITS}g}")
 
 
-def check_like(
-    data: Dataset,
-    other: Dataset,
-    key: str,
-    name: str,
-) -> None:
+def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
     """Raises SpecError unless `other` has the features of `data`, and no other class.
 
     Args:

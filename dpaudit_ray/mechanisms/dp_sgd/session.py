@@ -1,4 +1,4 @@
-"""Sessions: a training by DP-SGD against one adversary, and what is prepared before any trial."""
+"""Sessions of DP-SGD against one adversary, and the parts of a preparation before any trial."""
 
 import math
 from collections.abc import Callable
@@ -45,8 +45,8 @@ from .training import DpSgdTraining, Examples
 from .units import GroupedModel
 from .updates import Constant
 
-_START = "start"  # name of θ_0 among stored arrays, if the adversary chooses it
-_MOST_NUMBERS = 1 << 24  # parameters of models that are computed at once: 64 MiB of float32
+_START = "start"  # name of θ_0 among stored arrays, if the adversary chose it
+_MOST_NUMBERS = 1 << 24  # parameters of all models of a call of `vmap`: 64 MiB of float32
 # Difference of torch.func's gradient from autograd's, relative to the largest entry.
 _TOLERANCE = 1e-3
 
@@ -60,7 +60,7 @@ class PublicView:
     """
 
     def __init__(self, training: DpSgdTraining) -> None:
-        """Grants the public part of a training, as methods and attributes of the protocol."""
+        """Provides the public part of a training under the names of `PublicKnowledge`."""
         recipe = training.recipe
         self._training = training
         self._samplewise = Samplewise(training.module, training.model.loss)
@@ -95,7 +95,7 @@ class PublicView:
 
     @property
     def outside(self) -> Examples | None:
-        """Copies of the reserved examples, x and y, which no private step sees; None without."""
+        """Copies of the reserved examples, x and y; None if no examples are reserved."""
         if self._training.reserved is None:
             return None
         x, y = self._training.reserved
@@ -115,8 +115,8 @@ class PublicView:
         recipe = self._training.recipe.model_copy(update=options)
         training = replace(self._training, recipe=recipe)
         public_training = training.elsewhere(*self.outside, seed)
-        *_, last = public_training.simulate(1, noisy=False, seed=seed)
-        return last[0]
+        *_, final_models = public_training.simulate(1, noisy=False, seed=seed)
+        return final_models[0]
 
     def input_gradient(
         self,
@@ -130,11 +130,11 @@ class PublicView:
         module = self._training.module
         total = torch.zeros_like(x)
         factors = [1.0] * len(theta) if weights is None else weights
-        for row, factor in zip(theta, factors, strict=True):
-            with with_parameters(module, row), torch.enable_grad():
-                leaf = x.clone().requires_grad_()
-                losses = self._training.model.loss(module(leaf), y)
-                (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+        for parameters, factor in zip(theta, factors, strict=True):
+            with with_parameters(module, parameters), torch.enable_grad():
+                inputs = x.clone().requires_grad_()
+                losses = self._training.model.loss(module(inputs), y)
+                (gradient,) = torch.autograd.grad(losses.sum(), inputs)
             total += factor * gradient
         return total / len(theta) if weights is None else total
 
@@ -157,14 +157,14 @@ class PublicView:
         _check_floating(x)
 
         def gradient_by_example(row: Tensor, example: Tensor, label: Tensor) -> Tensor:
-            """Returns the gradient for one model, of the shape of its example [...]."""
-            values = parameters_of(self._training.module, row)
+            """Returns the gradient for model `row` [p], of the shape of its example [...]."""
+            before = parameters_of(self._training.module, row)
 
             def query_loss(changed: Tensor) -> Tensor:
                 """Returns the query's loss after a plain step of this model on (changed, label)."""
-                gradients = grad(self._loss)(values, changed, label)
-                stepped = {name: value - rate * gradients[name] for name, value in values.items()}
-                return self._loss(stepped, query.x[0], query.y[0])
+                gradients = grad(self._loss)(before, changed, label)
+                after = {name: value - rate * gradients[name] for name, value in before.items()}
+                return self._loss(after, query.x[0], query.y[0])
 
             return cast(Tensor, grad(query_loss)(example))
 
@@ -177,7 +177,9 @@ class PublicView:
         x: Tensor,
         y: Tensor,
     ) -> Tensor:
-        """Calls a function for all models, by `vmap`, in small enough groups.
+        """Calls a function for all models, by `vmap`; returns the joined results, [n, ...].
+
+        Models are computed in groups that have at most `_MOST_NUMBERS` parameters together.
 
         Args:
             function: takes θ [p], x [...] and y [] of one model.
@@ -188,9 +190,10 @@ class PublicView:
         if not self._is_checked:
             self._check(x[:1], y[:1])
             self._is_checked = True
+        most_models = max(1, _MOST_NUMBERS // theta.shape[1])
         results = [
             vmap(function)(theta[models], x[models], y[models])
-            for models in slices(len(theta), max(1, _MOST_NUMBERS // theta.shape[1]))
+            for models in slices(len(theta), most_models)
         ]
         return torch.cat(results).detach()
 
@@ -201,8 +204,8 @@ class PublicView:
         try:
             mapped = vmap(self._gradient)(row[None], x, y).detach()
             expected = self._samplewise.gradients(row, x, y)
-            error = float((mapped - expected).abs().max())
-            is_right = error <= _TOLERANCE * float(expected.abs().max())
+            difference = float((mapped - expected).abs().max())
+            is_right = difference <= _TOLERANCE * float(expected.abs().max())
         except Exception:  # noqa: BLE001 (a user's module may raise anything under vmap)
             is_right = False
         if not is_right:
@@ -219,7 +222,7 @@ class PublicView:
         return torch.cat([part.flatten() for part in gradients.values()])
 
     def _loss(self, parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Returns the loss of example x [...] of class y [], which the module may change."""
+        """Returns the loss of example x [...] of class y []; a module may change only a copy."""
         return self._samplewise.example_loss(parameters, x.clone(), y)
 
 
@@ -238,13 +241,14 @@ def open_session(
     seed: int,
     prepared: tuple[Arrays, ...] = (),
 ) -> Session:
-    """Opens a session with a `prepared` canary or shadows; else crafts the canary.
+    """Opens a session, with the canary as it was prepared, or crafted now.
 
     Args:
         training: the public part of the training.
         adversary: the adversary.
         seed: seed of the adversary's choices.
-        prepared: the stored canary, or all packs of shadows; empty if nothing is prepared.
+        prepared: the stored canary, or all packs of shadow models, with which the canary is
+            crafted; empty if nothing is prepared.
     """
     if adversary.frozen:
         return FrozenSession.craft(training, cast(FrozenAdversary, adversary), seed)
@@ -276,9 +280,9 @@ def _with_stored_canary(
     tensors = {name: tensor(array, device) for name, array in stored.items()}
     if _START in tensors:
         training = training.starting(tensors.pop(_START))
-    # The names of the arrays are the fields of one class of canaries.
-    kinds = {frozenset(kind.__dataclass_fields__): kind for kind in adversary.stored_canaries}
-    canary = kinds[frozenset(tensors)](**tensors)
+    # The names of the arrays tell which class the canary is of: they are the class's fields.
+    classes = {frozenset(cls.__dataclass_fields__): cls for cls in adversary.stored_canaries}
+    canary = classes[frozenset(tensors)](**tensors)
     training.check_claim(canary)
     return DpSgdSession(training, adversary, canary)
 
@@ -286,7 +290,7 @@ def _with_stored_canary(
 def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Arrays:
     """Crafts a canary and returns its tensors by name, with θ_0 if the adversary chooses it.
 
-    Raises SpecError for a canary that is of none of the adversary's `stored_canaries`.
+    Raises SpecError unless the canary's class is one of the adversary's `stored_canaries`.
 
     Args:
         training: the public part of the training.
@@ -301,34 +305,29 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
             f"crafts a {type(canary).__name__}, which is more than tensors; leave out crafted_once",
         )
     tensors = dict(vars(canary))
-    if session.training is not training:
+    if session.training is not training:  # the adversary chose where training starts
         tensors[_START] = session.training.initial
     return {name: values.detach().cpu().numpy() for name, values in tensors.items()}
 
 
-def train_shadows(
-    training: DpSgdTraining,
-    plan: ShadowPlan,
-    part: int,
-    seed: int,
-) -> Arrays:
-    """Trains one pack of shadows; returns their final models: theta, float [at most 16, p].
+def train_shadows(training: DpSgdTraining, plan: ShadowPlan, part: int, seed: int) -> Arrays:
+    """Trains one pack of shadow models; returns them as "theta", float [at most 16, p].
 
     Args:
-        training: the audited training, whose options shadows have, too.
-        plan: the data and the number of shadows.
+        training: the audited training; shadow models are trained with the same options.
+        plan: the data and the number of shadow models.
         part: number of the pack, from 0.
         seed: seed of the pack.
     """
     x, y = _shadow_records(training, plan)
-    elsewhere = training.elsewhere(x, y, derive("shadow batches", seed))
+    shadow_training = training.elsewhere(x, y, derive("shadow batches", seed))
     canary_bits = training.initial.new_zeros(plan.models_of(part))
-    *_, last = elsewhere.run(canary_bits, seed, None, 1)
-    return {"theta": last.cpu().numpy().copy()}
+    *_, final_models = shadow_training.run(canary_bits, seed, canary=None, period=1)
+    return {"theta": final_models.cpu().numpy().copy()}
 
 
 def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> Examples:
-    """Returns the records to train shadows on: the plan's, or the reserved records."""
+    """Returns the records to train shadow models on: those of the plan, or else reserved ones."""
     if plan.data is not None:
         return training.loaded(plan.data.load())
     if training.reserved is None:
@@ -340,7 +339,7 @@ def _shadow_records(training: DpSgdTraining, plan: ShadowPlan) -> Examples:
 
 @dataclass(frozen=True)
 class _FinalModels:
-    """Final models as a hidden-state adversary gets them: copies, to work on in place."""
+    """Final models as a hidden-state adversary gets them: copies, which it may change in place."""
 
     initial: Tensor
     final: Tensor
@@ -367,12 +366,7 @@ class DpSgdSession(ResumableSession):
     canary: Canary
 
     @classmethod
-    def craft(
-        cls,
-        training: DpSgdTraining,
-        adversary: CanaryAdversary[Any],
-        seed: int,
-    ) -> Self:
+    def craft(cls, training: DpSgdTraining, adversary: CanaryAdversary[Any], seed: int) -> Self:
         """Crafts the canary. Raises SpecError if it has a larger sensitivity than claimed.
 
         Args:
@@ -381,9 +375,9 @@ class DpSgdSession(ResumableSession):
             seed: seed of the adversary's choices.
         """
         rng = np.random.default_rng(seed)
-        start = adversary.begin(PublicView(training), rng)
-        if start is not None:
-            training = training.starting(start)
+        initial = adversary.begin(PublicView(training), rng)
+        if initial is not None:
+            training = training.starting(initial)
         canary = adversary.craft(PublicView(training), rng)
         worlds = 2 if adversary.replaces else 1  # a canary for each value of a bit
         training.check_claim(canary, adversary.canaries * worlds)
@@ -400,8 +394,8 @@ class DpSgdSession(ResumableSession):
     ) -> Scores | Measured:
         """Trains all models of a pack: one for each trial, or for all trials of one training run.
 
-        Scores are recorded at the horizons, and with them the measures of utility, if any. After an
-        interruption it continues from the latest checkpoint. Arguments are those of
+        Scores are recorded at the horizons, together with measures of utility, if any. After an
+        interruption, training continues from the latest checkpoint. Arguments are those of
         `ResumableSession.run`.
         """
         training = self.training
@@ -411,16 +405,16 @@ class DpSgdSession(ResumableSession):
         if canaries > 1:
             bits = bits.view(-1, canaries)
         inside = bits  # whether each canary is in each model
-        if adversary.replaces:  # a canary of each pair is in: m for bit 1, then m for bit 0
-            rows = bits.view(len(bits), -1)
-            inside = torch.cat([rows, 1 - rows], dim=1)
+        if adversary.replaces:  # one canary of each pair is in; m are for bit 1, then m for bit 0
+            bits_by_model = bits.view(len(bits), -1)
+            inside = torch.cat([bits_by_model, 1 - bits_by_model], dim=1)
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
         measures = training.recipe.measures
         shape = (len(members), len(horizons))
         unknown = np.full(shape, np.nan)  # until training reaches a horizon
-        record = {  # scores and measures, float64 [trials, horizons] each
+        record = {  # scores and measures by name, float64 [trials, horizons] each
             name: np.array(saved.recorded.get(name, unknown)) for name in ("scores", *measures)
         }
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
@@ -437,15 +431,15 @@ class DpSgdSession(ResumableSession):
                 record["scores"][:, column] = self._scores(theta, observer, bits)
                 utilities = training.measured(theta) if measures else ()
                 for name, values in zip(measures, utilities, strict=True):
-                    record[name][:, column] = np.repeat(values, canaries)
+                    record[name][:, column] = np.repeat(values, canaries)  # by trial
             saved.offer(step, theta, record)
             if step == horizons[-1]:
                 break
         scores = record.pop("scores")
-        failed = np.flatnonzero(~np.isfinite(scores[:, -1]))
-        if not len(failed):
+        diverged = np.flatnonzero(~np.isfinite(scores[:, -1]))
+        if not len(diverged):
             return Measured(scores, record) if record else scores
-        trial = int(failed[0])
+        trial = int(diverged[0])  # one reason is enough for a pack
         reason = self._why_diverged(inside, seed, trial // canaries, horizons[-1])
         return Measured(scores, record, diverged={trial: reason})
 
@@ -459,14 +453,8 @@ class DpSgdSession(ResumableSession):
                 copies[name] = value.clone()
         return replace(self.canary, **copies)
 
-    def _why_diverged(
-        self,
-        inside: Tensor,
-        seed: int,
-        model: int,
-        steps: int,
-    ) -> str:
-        """Trains a pack again, up to the step at which a model of it is not finite any more.
+    def _why_diverged(self, inside: Tensor, seed: int, model: int, steps: int) -> str:
+        """Trains a pack again, up to the first step after which one of its models is not finite.
 
         Args:
             inside: the same as in `DpSgdTraining.run`.
@@ -489,12 +477,7 @@ class DpSgdSession(ResumableSession):
             before = theta.clone()
         return f"its parameters are finite at step {steps}, its score is not"
 
-    def _scores(
-        self,
-        theta: Tensor,
-        observer: Observer | None,
-        bits: Tensor,
-    ) -> Scores:
+    def _scores(self, theta: Tensor, observer: Observer | None, bits: Tensor) -> Scores:
         """Scores models `theta` [n, p]: one number for each of `bits`, float64 [n m].
 
         Raises SpecError for scores of another shape, which numpy would repeat over models.
@@ -526,11 +509,11 @@ class DpSgdSession(ResumableSession):
 class FrozenSession:
     """DP-SGD with a learning rate of zero: every step is taken at θ_0.
 
-    Step t releases Σ_j clip(g_j, C) + b c_t g* + Z_t, with c_t = 1 if the canary is sampled. Only
-    its part along g* depends on the bit, and there the noise is N(0, σ²C²) for any model. The sum
-    over the other records is the same in every trial, so a trial takes T normal numbers. These do
-    not come from the engine, so this does not check its noise; attacks on a training that changes
-    θ do.
+    Step t releases Σ_j clip(g_j, C) + b c_t g* + Z_t, with c_t = 1 if the canary is sampled, else
+    0. Only its part along g* depends on the bit, and there the noise is N(0, σ²C²) for any model.
+    The sum over the other records is the same in every trial, so a trial takes only T normal
+    numbers. These do not come from the engine, so this session does not check the engine's noise;
+    attacks on a training that changes θ do.
 
     Attributes:
         other_sums: the part of the other records' sums along the canary that scores do not
@@ -543,11 +526,11 @@ class FrozenSession:
 
     @classmethod
     def craft(cls, training: DpSgdTraining, adversary: FrozenAdversary, seed: int) -> Self:
-        """Lets the adversary label the records, and sums up every batch once.
+        """Lets the adversary craft and label, and computes each batch's part of `other_sums`.
 
         Args:
             training: the public part of the training.
-            adversary: who crafts and labels.
+            adversary: crafts the canary, and may label the records.
             seed: seed of the adversary's choices.
         """
         canary = adversary.craft(PublicView(training), np.random.default_rng(seed))
@@ -557,11 +540,12 @@ class FrozenSession:
         labels = adversary.relabel(lambda: training.model.outputs(theta, training.x)[0])
         if labels is not None:
             clip_norm = training.clip_norm
-            unit = canary.direction / clip_norm**2  # gives projections in units of C
+            # The direction has norm C: divided by C², its products are projections in units of C.
+            scaled_direction = canary.direction / clip_norm**2
             for step, batch in enumerate(training.batches):
                 x = training.x[batch]
-                (total,) = training.sums(theta, x, labels[batch], clip_norm)
-                other_sums[step] = float(total @ unit)
+                (batch_sum,) = training.sums(theta, x, labels[batch], clip_norm)
+                other_sums[step] = float(batch_sum @ scaled_direction)
         return cls(training, adversary, other_sums)
 
     def run(self, members: Members, seed: int, horizons: Horizons) -> Scores:
@@ -574,7 +558,7 @@ class FrozenSession:
         recipe = self.training.recipe
         adversary = self.adversary
         public = PublicView(self.training)
-        noise = np.random.default_rng(derive("frozen", seed))
+        noise_rng = np.random.default_rng(derive("frozen", seed))
         coin_rng = np.random.default_rng(derive("coins", seed))
         coins = recipe.sampling.coins(self.training.sizes, members.shape, coin_rng)
         total = np.zeros(len(members))
@@ -582,9 +566,9 @@ class FrozenSession:
         for step in range(1, horizons[-1] + 1):
             inside = next(coins) & members
             if step % adversary.period == 0:
-                along = recipe.multiplier * noise.standard_normal(len(members))
-                along += inside + self.other_sums[step - 1]
-                total += adversary.step_score(torch.from_numpy(along), public).numpy()
+                projection = recipe.multiplier * noise_rng.standard_normal(len(members))
+                projection += inside + self.other_sums[step - 1]
+                total += adversary.step_score(torch.from_numpy(projection), public).numpy()
             if step in horizons:
                 scores.append(total.copy())
         return np.stack(scores, axis=1)

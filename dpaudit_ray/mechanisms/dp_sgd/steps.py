@@ -35,11 +35,11 @@ from .units import GroupedModel
 from .updates import Noisy, State
 
 Array = NDArray[Any]
-_LARGE = 1 << 16  # numbers; their noise takes half a millisecond, so another thread draws it
-_LARGEST = 1e15  # largest entry of a crafted example: sums of squares must not overflow
+_FEWEST_FOR_THREAD = 1 << 16  # numbers whose noise takes half a millisecond: worth a thread
+_LARGEST_ENTRY = 1e15  # of a crafted example: sums of squares must not overflow
 _LARGEST_NORM = 1e30  # stands for no clipping, as Opacus multiplies the norm by a noise of 0
-_OPTIMIZER = "optimizer."  # prefix of an optimizer's moments among the names of a state
-_NOISE = "noise."  # prefix of what correlated noise remembers
+_OPTIMIZER = "optimizer."  # prefix of an optimizer's values among the names of a state
+_NOISE = "noise."  # prefix of the earlier noise that correlated noise needs
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Inserted:
     """A canary at one step, and the models that have it.
 
     Attributes:
-        canary: what joins the sums of these models.
+        canary: the gradients, or the examples whose clipped gradients, join the models' sums.
         inside: 1 if the model has it, else 0: [n], or [n, m] for each of m examples or directions.
             On the CPU, as a step that reads bits from a GPU would wait for it.
         weights: weights of the batch's records [n, B], 0 for private records that are out; None
@@ -84,7 +84,7 @@ class Inserted:
         assert isinstance(self.canary, GradientCanary)
         directions = self.canary.direction
         inside = self.inside[model]
-        if inside.dim():
+        if inside.dim():  # several canaries, a bit for each
             return summed(directions, inside[None])[0]
         if not inside:
             return None
@@ -93,6 +93,8 @@ class Inserted:
 
 def summed(directions: Tensor, inside: Tensor) -> Tensor:
     """Sums the canaries that each model has: Σ_j b_j g_j, float [n, p].
+
+    Entries must be finite, as `check_claim` requires: 0 times NaN or infinity would be NaN.
 
     Args:
         directions: gradients g_j of m canaries, float [m, p], may be sparse.
@@ -131,6 +133,7 @@ class Insertion:
         if (step - self.offset) % self.period:
             return None
         if isinstance(canary, ChangingCanary):
+            # A canary with a memory is crafted at every insertion, even if no model samples it.
             if canary.memoryless and not coins.any():
                 return None
             canary = self._crafted(canary, step, theta, coins)
@@ -173,12 +176,7 @@ class Insertion:
         return Inserted(self.canary, self.inside)
 
 
-def check_claim(
-    canary: Canary,
-    parameters: int,
-    clip_norm: float,
-    bits: int,
-) -> None:
+def check_claim(canary: Canary, parameters: int, clip_norm: float, bits: int) -> None:
     """Raises SpecError for a canary that breaks the claim.
 
     Args:
@@ -196,7 +194,7 @@ def check_claim(
         norm = _longest(canary.direction) if fits else math.nan
         if not fits:
             problem = f"crafted a gradient of shape {shape}; each bit takes {parameters} numbers"
-        elif not norm <= clip_norm * (1 + 1e-6):  # float32 rounds; NaN is refused
+        elif not norm <= clip_norm * (1 + 1e-6):  # float32 rounds; a norm of NaN fails, too
             problem = f"crafted a gradient of norm {norm:.6g}, above the clip norm {clip_norm:g}"
     elif isinstance(canary, SampleCanary):
         rows = len(canary.x)
@@ -208,10 +206,10 @@ def check_claim(
                 f"crafted {rows} examples with {len(canary.y)} labels for {bits} secret {noun}; "
                 "the claim covers one, with one label, for each"
             )
-        elif not largest <= _LARGEST:
+        elif not largest <= _LARGEST_ENTRY:
             problem = (
                 f"crafted an example with an entry of {plain(largest, '.3g')}, whose gradient has "
-                f"no norm in float32; use at most {plain(_LARGEST)}"
+                f"no norm in float32; use at most {plain(_LARGEST_ENTRY)}"
             )
     if problem:
         raise SpecError("adversary.name", problem)
@@ -240,7 +238,7 @@ def check_apart(canary: Canary, bits: int) -> None:
 
 
 def _longest(directions: Tensor) -> float:
-    """Returns the largest norm of a row: the smaller of its values in this precision and float64.
+    """Returns the largest norm of a row: its value in this precision or in float64, if smaller.
 
     Gradients that an adversary scales by their norm in float32 may be longer by 7e-6 in float64,
     and are not refused for that. Sparse rows are measured in float64 only.
@@ -261,8 +259,8 @@ def _longest(directions: Tensor) -> float:
 class PackedSteps:
     """Steps of all models at once, with noise from one stream for the whole pack.
 
-    `state` returns all that later steps depend on except θ, by name; `restore` continues from it
-    after so many steps, and raises KeyError for the state of another engine.
+    `state` returns all that later steps depend on except θ, by name; `restore` continues from it,
+    and raises KeyError for the state of another engine.
     """
 
     def __init__(
@@ -285,19 +283,13 @@ class PackedSteps:
         self._device = device
         self._generator = noise_source(seed, device)
         self._update: Tensor | None = None  # noisy sums [n, p], allocated by the first step
-        self._state: State = {}  # state of the optimizer
+        self._optimizer_state: State = {}
         self._earlier_noise: State = {}  # noise of earlier steps that correlated noise needs
         self._deviation = recipe.deviation  # standard deviation of the noise, over C
         self._steps_done = 0
 
     @torch_on_one_thread()
-    def step(
-        self,
-        theta: Tensor,
-        x: Tensor,
-        y: Tensor,
-        inserted: Inserted | None,
-    ) -> Tensor:
+    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
         """Takes one step of all models.
 
         Args:
@@ -315,7 +307,7 @@ class PackedSteps:
         update = self._update
         # `update` begins as noise, which is drawn while the first gradients are computed; then
         # gradients are added. Noise is drawn for the pack at once: parts cannot change it.
-        is_worth_a_thread = update.device.type == "cpu" and update.numel() >= _LARGE
+        is_worth_a_thread = update.device.type == "cpu" and update.numel() >= _FEWEST_FOR_THREAD
         wait_for_noise = start_in_background(partial(self._draw, update), is_worth_a_thread)
         weights = None if inserted is None else inserted.weights
         compute = self._model.viewed_sums if recipe.augmentations > 1 else self._model.clipped_sums
@@ -325,12 +317,17 @@ class PackedSteps:
             wait_for_noise()
             update += sums
         wait_for_noise()  # again, for an empty batch, which has no parts
-        if inserted is not None and weights is None:
-            self._insert(update, theta, inserted)
+        if inserted is not None and weights is None:  # weights would have added the canary already
+            if isinstance(inserted.canary, SampleCanary):
+                self._insert_examples(update, theta, inserted.canary, inserted)
+            else:
+                _add_gradient(update, inserted.canary.direction, inserted)
         self._steps_done += 1
         rate = recipe.rate(self._steps_done)
         noisy = Noisy(update, recipe.batch_size, rate, self._steps_done)
-        recipe.unit.move(recipe, theta, noisy, self._state)  # changes `theta` by the optimizer
+        recipe.unit.move(
+            recipe, theta, noisy, self._optimizer_state
+        )  # changes `theta` by the optimizer
         return update
 
     def _draw(self, update: Tensor) -> None:
@@ -342,25 +339,22 @@ class PackedSteps:
         update *= self._deviation * self._recipe.clip_norm
         self._recipe.noise.correlate(update, self._steps_done + 1, self._earlier_noise)
 
-    def _insert(self, update: Tensor, theta: Tensor, inserted: Inserted) -> None:
-        """Adds the canary to rows of models that have it; no other row changes, not even by NaN.
+    def _insert_examples(
+        self, update: Tensor, theta: Tensor, canary: SampleCanary, inserted: Inserted
+    ) -> None:
+        """Adds the clipped gradients of crafted examples to the sums of models that have them.
+
+        Other rows are not written. Their gradients may be NaN, and NaN times a bit of 0 is NaN.
 
         Args:
             update: sums of gradients, float [n, p], changed in place.
             theta: the models, float [n, p].
-            inserted: the canary, and the models that have it.
+            canary: the examples.
+            inserted: which models have which examples.
         """
-        canary = inserted.canary
-        if isinstance(canary, GradientCanary):
-            directions = canary.direction
-            if inserted.inside.dim() > 1:
-                update += summed(directions, inserted.inside)
-            else:
-                (rows,) = inserted.rows
-                update[rows] += directions if directions.dim() == 1 else directions[rows]
-            return
         compute = partial(self._model.clipped_sums, clip_norm=self._recipe.clip_norm)
-        if len(canary.y) <= len(theta):  # by examples or by models, whichever takes fewer passes
+        # One pass for each example, or one for each model, whichever takes fewer passes.
+        if len(canary.y) <= len(theta):
             for example, rows in enumerate(inserted.rows):
                 if len(rows):
                     x = canary.x[example, None]
@@ -377,17 +371,13 @@ class PackedSteps:
     def state(self) -> dict[str, Array]:
         """Returns the state of the noise and of the optimizer, as arrays by name."""
         arrays = self._generator.state()
-        for name, moment in self._state.items():
-            arrays[_OPTIMIZER + name] = moment.cpu().numpy()
+        for name, values in self._optimizer_state.items():
+            arrays[_OPTIMIZER + name] = values.cpu().numpy()
         for name, values in self._earlier_noise.items():
             arrays[_NOISE + name] = values.cpu().numpy()
         return arrays
 
-    def restore(
-        self,
-        state: Mapping[str, Array],
-        steps_done: int,
-    ) -> None:
+    def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
         """Continues from what `state` returned after `steps_done` steps.
 
         Raises:
@@ -398,9 +388,24 @@ class PackedSteps:
         self._steps_done = steps_done
         for name, array in state.items():
             if name.startswith(_OPTIMIZER):
-                self._state[name.removeprefix(_OPTIMIZER)] = tensor(array, self._device)
+                self._optimizer_state[name.removeprefix(_OPTIMIZER)] = tensor(array, self._device)
             elif name.startswith(_NOISE):
                 self._earlier_noise[name.removeprefix(_NOISE)] = tensor(array, self._device)
+
+
+def _add_gradient(update: Tensor, directions: Tensor, inserted: Inserted) -> None:
+    """Adds gradient canaries to the sums of models that have them.
+
+    Args:
+        update: sums of gradients, float [n, p], changed in place.
+        directions: the canary's `GradientCanary.direction`.
+        inserted: which models have which canaries.
+    """
+    if inserted.inside.dim() > 1:  # several canaries, a bit for each
+        update += summed(directions, inserted.inside)
+        return
+    (rows,) = inserted.rows  # one canary: the models that have it
+    update[rows] += directions if directions.dim() == 1 else directions[rows]
 
 
 class OpacusSteps:
@@ -449,22 +454,16 @@ class OpacusSteps:
         )
         self._direction: Tensor | None = None  # gradient canary of the current model
         self._optimizer.attach_step_hook(self._add_direction)
-        # States of optimizers by model.
+        # Values that the optimizer keeps: by model, then by parameter, then by name.
         self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))
 
-    def step(
-        self,
-        theta: Tensor,
-        x: Tensor,
-        y: Tensor,
-        inserted: Inserted | None,
-    ) -> Tensor:
+    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
         """Takes the step of one model after the other, by Opacus."""
         self._steps_done += 1
         for group in self._optimizer.param_groups:
             group["lr"] = self._recipe.rate(self._steps_done)
         models = range(len(theta))
-        return torch.stack([self._step_of(i, theta, x, y, inserted) for i in models])
+        return torch.stack([self._step_of(model, theta, x, y, inserted) for model in models])
 
     def _step_of(
         self,
@@ -486,7 +485,7 @@ class OpacusSteps:
         x = x.clone()  # a module may change its input in place
         self._direction = None
         if inserted is not None and inserted.weights is not None:
-            is_in = inserted.weights[model] > 0
+            is_in = inserted.weights[model] > 0  # weights are bits here
             x, y = x[is_in], y[is_in]
         elif inserted is not None and isinstance(inserted.canary, SampleCanary):
             examples = inserted.examples[model]
@@ -538,25 +537,26 @@ class OpacusSteps:
             parameter.grad += piece.view(parameter.shape) / self._recipe.batch_size
 
     def state(self) -> dict[str, Array]:
-        """Returns the generator's state, and moments by model, parameter and name."""
+        """Returns all that later steps depend on except θ, as arrays by name.
+
+        "generator" is the state of the noise generator; "optimizer.MODEL.PARAMETER.NAME" is a value
+        that the optimizer keeps, such as a moment, with the numbers of model and parameter.
+        """
         arrays = {"generator": self._optimizer.generator.get_state().numpy()}
-        for model, moments in self._states.items():
+        for model, optimizer_state in self._states.items():
             for index, parameter in enumerate(self._parameters):
-                for name, value in moments[parameter].items():
+                for name, value in optimizer_state[parameter].items():
                     if value is not None:
+                        # A copy: the next step changes the optimizer's own values in place.
                         array = torch.as_tensor(value).cpu().numpy().copy()
                         arrays[f"{_OPTIMIZER}{model}.{index}.{name}"] = array
         return arrays
 
-    def restore(
-        self,
-        state: Mapping[str, Array],
-        steps_done: int,
-    ) -> None:
+    def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
         """Continues from what `state` returned after `steps_done` steps.
 
         Raises:
-            KeyError: the packed engine returned it: it has no entry "generator".
+            KeyError: the packed engine returned the state: it has no entry "generator".
         """
         generator_state = torch.from_numpy(state["generator"].copy())
         self._optimizer.generator.set_state(generator_state)
@@ -565,6 +565,7 @@ class OpacusSteps:
             if key.startswith(_OPTIMIZER):
                 _, model, index, name = key.split(".", 3)
                 parameter = self._parameters[int(index)]
+                # torch's optimizers count steps on the CPU.
                 device = torch.device("cpu") if name == "step" else parameter.device
                 self._states[int(model)][parameter][name] = tensor(array, device)
 

@@ -33,25 +33,21 @@ from .units import GroupedModel
 from .updates import Noisy, State
 
 _BODY_BATCH = 256  # examples that go through a frozen body together
-_MEASURED_AT_ONCE = 256  # examples
-_LARGE = 1e6  # parameters from which on these are to blame for gradients that are not finite
-_PAD = 4  # pixels that a view may be shifted by, for images of 32
+_MEASURED_AT_ONCE = 256  # held-out examples whose outputs are computed together
+_SUSPICIOUS = 1e6  # size of a parameter that is named as a cause if gradients are not finite
+_PAD = 4  # pixels by which a view may be shifted, a number for images of 32 x 32
 
 Examples = tuple[Tensor, Tensor]  # x [m, ...], y [m]
-# Called at every step: its number, θ before it, and the noisy mean that the optimizer then follows.
+# Called at every step: its number, θ before it, and the noisy mean gradient for the optimizer.
 Watch = Callable[[int, Tensor, Tensor], None]
 
 
-def draw_views(
-    x: Tensor,
-    view_count: int,
-    seed: int,
-    step: int,
-) -> Tensor:
+def draw_views(x: Tensor, view_count: int, seed: int, step: int) -> Tensor:
     """Draws random views of images, for augmentation multiplicity (De et al. 2022, section 3.2).
 
-    Each view is a crop, mirrored or not. Views are public, as batches are. Gradients of one
-    image's views are averaged before they are clipped, so an image remains one record.
+    Each view is a crop, mirrored or not, of the padded image. Views are public, as batches are. The
+    gradients of one image's views are averaged before they are clipped, so an image remains one
+    record.
 
     Args:
         x: images [B, C, H, W].
@@ -63,19 +59,16 @@ def draw_views(
         The views, [B, view_count, C, H, W].
     """
     height, width = x.shape[-2:]
-    size = len(x) * view_count
+    total = len(x) * view_count
     rng = np.random.default_rng(derive("views", seed, step))
-    offsets = rng.integers(2 * _PAD + 1, size=(2, size, 1))
-    is_mirrored = rng.random(size) < 0.5
+    offsets = rng.integers(2 * _PAD + 1, size=(2, total, 1))
+    is_mirrored = rng.random(total) < 0.5
     rows = np.arange(height) + offsets[0]
     columns = np.arange(width) + offsets[1]
     columns[is_mirrored] = columns[is_mirrored, ::-1]
     images = np.repeat(np.arange(len(x)), view_count)
-    pixels = (
-        images[:, None, None],
-        rows[:, :, None],
-        columns[:, None, :],
-    )
+    # Three arrays that together index the pixels of all views, [views, height, width].
+    pixels = images[:, None, None], rows[:, :, None], columns[:, None, :]
     indices = tuple(gpu_settings.copied_to(torch.from_numpy(index), x.device) for index in pixels)
     padded = F.pad(x, (_PAD,) * 4, mode="reflect")
     views = padded.movedim(1, -1)[indices].movedim(-1, 1)
@@ -85,17 +78,17 @@ def draw_views(
 def divide(
     recipe: Recipe, data: Dataset, seed: int
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """Splits records into records to train on, to measure models on, and for adversaries.
+    """Splits records into those to train on, to measure models on, and for adversaries.
 
     The split is drawn from the sweep's `seed`; records stay in their order.
 
     Args:
-        recipe: has the shares, or other data to measure models on.
+        recipe: states the shares, or names other data to measure models on.
         data: all records.
         seed: seed of the sweep.
 
     Returns:
-        Records to train on, held-out ones, and reserved ones; None without any.
+        Records to train on, held-out records, and reserved records; None if there are none.
 
     Raises:
         SpecError: held-out examples have another shape or a class of their own, or too few records
@@ -107,15 +100,15 @@ def divide(
     if isinstance(recipe.held_out, Data):
         held_out = recipe.held_out.load()
         check_like(data, held_out, "mechanism.held_out", recipe.held_out.name)
-    if trained_count == total:
+    if trained_count == total:  # no share is split off
         return data, held_out, None
     rng = np.random.default_rng(derive("held out", seed, recipe.seed))
-    rank = rng.permutation(total)
+    ranks = rng.permutation(total)
     held_out_count = recipe.share_of("held_out", total)
     # 0 for records that are held out, 1 for those to train on, 2 for those in reserve.
-    group = np.digitize(rank, [held_out_count, held_out_count + trained_count])
+    groups = np.digitize(ranks, [held_out_count, held_out_count + trained_count])
     held_out_part, trained, reserved = (
-        Dataset(data.x[group == number], data.y[group == number]) for number in range(3)
+        Dataset(data.x[groups == number], data.y[groups == number]) for number in range(3)
     )
     if held_out is None and held_out_count:
         held_out = held_out_part
@@ -124,11 +117,11 @@ def divide(
 
 @dataclass(frozen=True)
 class DpSgdTraining:
-    """The public part of DP-SGD, on one device; also what an adversary may know before a trial.
+    """The public part of a training by DP-SGD, on one device; an adversary may know all of it.
 
     Attributes:
         recipe: the options, with their noise multiplier.
-        module: the network, which lends its structure.
+        module: the network; only its structure is used, as each model has its own parameters.
         model: the network, packed.
         initial: θ_0 [p]; zeros if every trial draws its own.
         x: examples [N, ...], or users or clients [N, records, ...].
@@ -136,9 +129,9 @@ class DpSgdTraining:
         batches: indices of the other records at each of T steps, [any number] each.
         classes: number of classes.
         loaded: function that returns other data as the model takes them.
-        held_out: x [m, ...] and y [m] to measure models on.
-        reserved: x [m, ...] and y [m] that only adversaries have.
-        shadows: models [s, p] that an adversary trained on reserved records.
+        held_out: x [m, ...] and y [m] to measure models on; None if none are held out.
+        reserved: x [m, ...] and y [m] that only adversaries have; None if none are reserved.
+        shadows: models [s, p] that an adversary trained; None if it trains none.
         views_seed: seed of augmentations.
     """
 
@@ -164,7 +157,7 @@ class DpSgdTraining:
         gpu: bool,
         dtype: torch.dtype = torch.float32,
     ) -> "DpSgdTraining":
-        """Loads the data, and draws θ_0 and the mini-batches from `seed` and the recipe's.
+        """Loads the data, and draws θ_0 and the mini-batches from `seed` and the recipe's seed.
 
         Args:
             recipe: the options, with their noise multiplier.
@@ -195,7 +188,7 @@ class DpSgdTraining:
             return as_input(part_x, input_type), part_y.to(device)
 
         def grouped(records: Examples) -> Examples:
-            """Returns records [N, ...] by unit of privacy: as they are, or [units, size, ...]."""
+            """Returns records [N, ...] by unit of privacy: unchanged, or [units, size, ...]."""
             features, labels = records
             return recipe.unit.grouped(features), recipe.unit.grouped(labels)
 
@@ -234,7 +227,7 @@ class DpSgdTraining:
 
     @property
     def clip_norm(self) -> float:
-        """C."""
+        """C, the norm to which gradients are clipped."""
         return self.recipe.clip_norm
 
     @property
@@ -283,14 +276,8 @@ class DpSgdTraining:
             recipe.unit.move(recipe, theta, release, state)
             yield theta.clone()
 
-    def sums(
-        self,
-        theta: Tensor,
-        x: Tensor,
-        y: Tensor,
-        clip_norm: float = math.inf,
-    ) -> Tensor:
-        """Computes Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) of models `theta` [n, p] as a step does."""
+    def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+        """Computes Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) of models `theta`, as a step does: [n, p]."""
         has_views = x.dim() > self.x.dim()
         compute = self.model.viewed_sums if has_views else self.model.clipped_sums
         total = torch.zeros_like(theta)
@@ -312,7 +299,7 @@ class DpSgdTraining:
         return x, self.y[records]
 
     def starts(self, models: int, seed: int) -> Tensor:
-        """Returns θ_0 of every model, float [models, p]: the same for all, or drawn from `seed`."""
+        """Returns θ_0 of each model, float [models, p]: the same for all, or drawn from `seed`."""
         if not self.recipe.hidden_start:
             return self.initial.repeat(models, 1)
         shape = tuple(self.x.shape[1:])
@@ -342,8 +329,8 @@ class DpSgdTraining:
             seed: seed of the pack: of its noise and the canary's coins.
             canary: joins the sum, or the batch, at steps in which it is sampled; None for none.
             period: the canary may join every `period`-th step, see `Insertion`.
-            watch: called at every step, with tensors that do not change later.
-            checkpoints: where to save the pack; training starts from `checkpoints.step`.
+            watch: called at every step, with tensors that do not change later; None for none.
+            checkpoints: training starts from `checkpoints.step`; None to start from θ_0.
         """
         recipe = self.recipe
         device = self.initial.device
@@ -352,13 +339,13 @@ class DpSgdTraining:
         else:
             steps = PackedSteps(recipe, self.model, seed, device)
         theta = self.starts(len(inside), seed)
-        done = 0
+        steps_done = 0
         if checkpoints is not None:
             theta = checkpoints.begin(steps, theta)
-            done = checkpoints.step
+            steps_done = checkpoints.step
         yield theta
-        canary_at = self._canary_schedule(canary, inside, seed, period, done)
-        for step in range(done + 1, len(self.batches) + 1):
+        canary_at = self._canary_schedule(canary, inside, seed, period, steps_done)
+        for step in range(steps_done + 1, len(self.batches) + 1):
             inserted = canary_at(step, theta)
             before = theta if watch is None else theta.clone()
             sums = steps.step(theta, *self.batch(step), inserted)
@@ -381,7 +368,8 @@ class DpSgdTraining:
         """
         if canary is None:
             return lambda step, theta: None
-        if isinstance(canary, RecordCanary):  # batches have the canary's records, weighed by bits
+        if isinstance(canary, RecordCanary):
+            # Batches have its records already: a weight of 0 takes a record out of a model's sum.
             weights = inside.new_ones(len(inside), self.examples)
             weights[:, canary.indices] = inside
             return lambda step, theta: Inserted(canary, inside, weights[:, self.batches[step - 1]])
@@ -395,61 +383,57 @@ class DpSgdTraining:
         ).at
 
     def measured(self, theta: Tensor) -> NDArray[np.float64]:
-        """Measures models [n, p] on held-out records.
+        """Returns the accuracy and loss of models [n, p] on held-out records.
 
         Returns:
-            The numbers that `Recipe.measures` names, float64 [2 or 1, n]; NaN for a model whose
-            outputs are not finite.
+            Accuracy (only with classes) and mean loss, float64 [2 or 1, n], in the order of
+            `Recipe.measures`; NaN for a model whose outputs are not finite.
         """
         assert self.held_out is not None
+        has_classes = not self.y.is_floating_point()
         correct = torch.zeros(len(theta), dtype=torch.float64, device=theta.device)
         loss = torch.zeros_like(correct)
         batches = (torch.split(part, _MEASURED_AT_ONCE) for part in self.held_out)
         for x, y in zip(*batches, strict=True):
-            outputs = self.model.outputs(theta, x)
-            is_single = outputs.shape[2] == 1  # logistic, or a number
-            predictions = outputs[..., 0] > 0 if is_single else outputs.argmax(2)
-            correct += (predictions == y).sum(1)
-            targets = y.repeat(len(theta))
-            losses = self.model.loss(outputs.flatten(0, 1), targets)
-            loss += losses.view(predictions.shape).sum(1, dtype=torch.float64)
+            outputs = self.model.outputs(theta, x)  # [n, examples, classes or 1]
+            if has_classes:
+                is_logistic = outputs.shape[2] == 1
+                predictions = outputs[..., 0] > 0 if is_logistic else outputs.argmax(2)
+                correct += (predictions == y).sum(1)
+            losses = self.model.loss(outputs.flatten(0, 1), y.repeat(len(theta)))
+            loss += losses.view(len(theta), -1).sum(1, dtype=torch.float64)
             diverged = ~outputs.isfinite().flatten(1).all(1)
             correct[diverged] = math.nan
             loss[diverged] = math.nan
-        sums = [loss] if self.y.is_floating_point() else [correct, loss]
-        _, y = self.held_out
-        means = torch.stack(sums) / len(y)
+        sums = [correct, loss] if has_classes else [loss]
+        means = torch.stack(sums) / len(self.held_out[1])
         return np.asarray(means.cpu())
 
-    def not_finite(
-        self,
-        parameters: Tensor,
-        step: int,
-        canary: Canary | None,
-    ) -> str:
-        """Returns a clause on what is not finite in a step of a model.
+    def not_finite(self, parameters: Tensor, step: int, canary: Canary | None) -> str:
+        """Returns a clause that states what is not finite in a step of a model.
 
         Args:
             parameters: the model's parameters before the step [p].
             step: number of the step.
-            canary: the canary that may join the batch.
+            canary: the canary that may join the batch; None for none.
         """
         largest = float(parameters.abs().max())
-        cause = f", with parameters of up to {largest:.0e}" if largest > _LARGE else ""
+        cause = f", with parameters of up to {largest:.0e}" if largest > _SUSPICIOUS else ""
         x, y = self.batch(step)
-        if y.dim() > 1:
+        if y.dim() > 1:  # units of several records, whose examples are not tried one by one
             return f"an update of a {self.recipe.unit.protects} is not finite{cause}"
         views = self.recipe.augmentations > 1
         alone = Samplewise(self.module, self.model.loss, views=views)
         failure = first_not_finite(alone, parameters, x, y)
         if failure is not None:
-            j, clause = failure
-            return f"{clause} for example {int(self.batches[step - 1][j])}{cause}"
+            row, clause = failure
+            return f"{clause} for example {int(self.batches[step - 1][row])}{cause}"
         if isinstance(canary, SampleCanary):
             alone = Samplewise(self.module, self.model.loss)
             failure = first_not_finite(alone, parameters, canary.x[:1], canary.y[:1])
             if failure is not None:
-                return f"{failure[1]} for the canary{cause}"
+                _, clause = failure
+                return f"{clause} for the canary{cause}"
         rate = self.recipe.rate(step)
         return f"gradients are finite, but not parameters after a step of {rate:g}{cause}"
 
@@ -500,7 +484,8 @@ def _choose_packing(
     """
     largest = max(recipe.batch_size, *map(len, batches))
     largest = min(largest, recipe.physical_batch_size or largest)
-    # A user's code may do otherwise the next time, whatever its numbers are.
+    # A choice is reused only if all code is of this package: a user's code may compute something
+    # else the next time, though module and examples are equal.
     is_known_code = (
         recipe.model.name != "module"
         and ":" not in recipe.loss
@@ -510,12 +495,7 @@ def _choose_packing(
     packed.choose_way(x[:largest], y[:largest], remembered=is_known_code)
 
 
-def _batches(
-    recipe: Recipe,
-    examples: int,
-    seed: int,
-    device: torch.device,
-) -> tuple[Tensor, ...]:
+def _batches(recipe: Recipe, examples: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
     """Draws the batches of all steps: indices [any number] each."""
     sizes = Sizes(examples, recipe.batch_size)
     sampled = recipe.sampling.batches(sizes, np.random.default_rng(seed))
