@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, NDArray[Any]]
 Prepared = tuple[Arrays, ...]  # the parts of a preparation, in order
-Members = NDArray[np.bool_]  # [n], True where the canary is in
+Members = NDArray[np.bool_]  # [n], True if the canary is in
 Scores = NDArray[np.float64]  # [n, horizons]
 Horizons = tuple[int, ...]  # steps whose scores are recorded, increasing
-StepCount = Annotated[int, Field(ge=1, le=10**7)]  # of a training
+StepCount = Annotated[int, Field(ge=1, le=10**7)]  # steps of a training
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Preparation:
     Audits share a preparation if their seeds, their files and the `identity` are equal.
     """
 
-    parts: int  # number of parts, each of which any machine can do, in any order
-    identity: Mapping[str, Any]  # options, as plain JSON
+    parts: int  # number of parts, each of which any machine can compute, in any order
+    identity: Mapping[str, Any]  # options that the parts depend on, as plain JSON
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class PartSeeds:
 
 @dataclass(frozen=True)
 class Missed:
-    """A trial without a score."""
+    """The failure of a trial, which has no score."""
 
-    kind: str  # kind of failure
+    kind: str  # kind of failure, such as the class of an exception
     message: str  # message in one line
-    output: str  # printed by the trial
+    output: str  # text that the trial printed
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Measured:
     Attributes:
         scores: float64 [n, horizons]. NaN and inf are scores, too: of a training that diverged.
         utility: float64 [n, horizons] for each name of `Mechanism.measured`.
-        missed: trials that failed while others did not, by their index; their scores are ignored.
-            If one trial of a training is missed, all its trials are.
-        diverged: why training runs diverged, by the index of a trial; one reason is enough.
+        missed: failures by the index of the trial, if other trials did not fail; the scores of
+            failed trials are ignored. All trials of a training run fail together.
+        diverged: reasons why training runs diverged, by the index of a trial; one is enough.
     """
 
     scores: Scores
@@ -84,15 +84,11 @@ class Measured:
         return scored if isinstance(scored, Measured) else cls(scored)
 
     @classmethod
-    def alternating(
-        cls,
-        runs: Sequence[Scores | Measured],
-        each: int,
-    ) -> Measured:
+    def alternating(cls, runs: Sequence[Scores | Measured], each: int) -> Measured:
         """Interleaves runs of equal length: `each` trials of the first, of the second, and so on.
 
         Args:
-            runs: one or more runs with the same number of trials.
+            runs: results of one or more runs with the same number of trials.
             each: trials of a block that stays in one piece: the canaries of one training run.
         """
         results = [cls.of(run) for run in runs]
@@ -121,15 +117,10 @@ class Measured:
 
 
 class Session(Protocol):
-    """A mechanism opened for one adversary."""
+    """A mechanism that was opened for one adversary, ready to run trials."""
 
-    def run(
-        self,
-        members: Members,
-        seed: int,
-        horizons: Horizons,
-    ) -> Scores | Measured:
-        """Trains `len(members)` models and scores each at every horizon.
+    def run(self, members: Members, seed: int, horizons: Horizons) -> Scores | Measured:
+        """Runs a pack of trials, and scores each at every horizon.
 
         Args:
             members: bool [n], True if the canary is in.
@@ -137,8 +128,8 @@ class Session(Protocol):
             horizons: increasing steps; scores at a step are those of a run that ends there.
 
         Returns:
-            float64 [n, len(horizons)], higher = more "in"; NaN or inf if training diverged. Or
-            `Measured`, if utility is measured, too, or some trials failed.
+            Scores, float64 [n, horizons], higher if the canary is more likely in; NaN or inf if
+            training diverged. `Measured` if utility is measured, too, or if some trials failed.
         """
 
 
@@ -225,12 +216,12 @@ class Mechanism(Plugin):
         return self
 
     def against(self, adversary: Adversary) -> Self:
-        """Returns a copy with options that this adversary needs, such as records in reserve."""
+        """Returns a copy with options that this adversary needs, such as reserved records."""
         return self
 
     @property
     def claim_parts(self) -> tuple[Plugin, ...]:
-        """Plug-ins among its options on which the claim depends, too."""
+        """Plug-ins among the options on which the claim also depends."""
         return ()
 
     def precomputed(self) -> Mapping[str, float]:
@@ -263,7 +254,11 @@ class Mechanism(Plugin):
 
     @abstractmethod
     def horizons(self, record_every: int | None) -> Horizons:
-        """Returns the steps at which scores are recorded, increasing; the last is the full run."""
+        """Returns the steps at which scores are recorded, increasing; the last ends the training.
+
+        Args:
+            record_every: distance of recorded steps, as the audit sets it; None for the default.
+        """
 
     def check(self, adversary: Adversary) -> None:
         """Raises SpecError if this adversary cannot attack this mechanism."""
@@ -299,7 +294,7 @@ class Mechanism(Plugin):
         """
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
-        """Returns the kind of trade-off function that this adversary audits, to `horizon`.
+        """Returns what is known of the trade-off function that this adversary audits.
 
         `GAUSSIAN` only if the docstring proves it, and states for which release. An ε converted
         from a certified μ counts as certified only then. `CLAIMED` only if the docstring proves
@@ -325,27 +320,21 @@ class Mechanism(Plugin):
         gpu: bool,
         prepared: Prepared = (),
     ) -> Session:
-        """Prepares for packs; the adversary crafts its canary now, from public knowledge only.
+        """Opens a session; the adversary crafts its canary now, from public knowledge only.
 
         Args:
             adversary: the attack.
             seed: seed of the sweep; everything public (initialisation, batches) derives from it.
             craft_seed: 128-bit seed of the adversary's choices.
-            gpu: compute on the trainer's GPU.
+            gpu: whether to compute on the trainer's GPU.
             prepared: the parts of its preparation, in order; empty without a preparation.
         """
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        """Returns the preparation that packs against this adversary wait for, if any."""
+        """Returns the preparation that packs of this adversary wait for; None if none is needed."""
         return None
 
-    def prepare_part(
-        self,
-        adversary: Adversary,
-        part: int,
-        seeds: PartSeeds,
-        gpu: bool,
-    ) -> Arrays:
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
         """Computes one part of `preparation`: arrays of numbers by name, to be stored.
 
         The arrays depend only on the arguments and the identity. A part knows no secret bit and no
@@ -366,7 +355,7 @@ class Mechanism(Plugin):
         delta: float,
         prepared: Prepared = (),
     ) -> dict[int, tuple[Estimate, ...]]:
-        """Returns estimates that take no trials, by horizon.
+        """Returns estimates that take no trials, by horizon; empty if there are none.
 
         Args:
             adversary: the attack.
@@ -390,7 +379,7 @@ class Mechanism(Plugin):
 
 
 class Recorded(Unread, Mechanism):
-    """A mechanism as a run's plan describes it, if the run is read without importing its code."""
+    """A mechanism as the plan describes it, for a run that is read without importing its code."""
 
     options: dict[str, Any]
     steps: Horizons
@@ -406,7 +395,7 @@ class Recorded(Unread, Mechanism):
         return self.steps
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claim:
-        """Raises SpecError if the plan has no claim."""
+        """Returns the claim at a recorded step. Raises SpecError if the plan has no claim."""
         if self.releases is None:
             raise not_imported(self.name)
         return self.releases[self.steps.index(horizon)]

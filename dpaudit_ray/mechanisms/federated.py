@@ -28,7 +28,7 @@ class Federated(DpSgd):
     amplification is proven: their claim is that of `fixed`, where the adversary knows who joins.
 
     `claim` is what a vendor states, in place of what accountants compute. If the trade-off curve
-    is proved to be Gaussian, (ε, δ) stand for the μ whose Gaussian curve has this ε at δ.
+    is proved to be Gaussian, (ε, δ) stands for the μ whose Gaussian curve has this ε at δ.
     """
 
     name: Literal["federated"] = "federated"  # type: ignore[assignment]
@@ -41,7 +41,7 @@ class Federated(DpSgd):
         return super().default_accountant if self.claim is None else STATED
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claim:
-        """Returns the stated claim, or counts the rounds that may have the canary."""
+        """Returns the stated claim, or else a release for each round that may have the canary."""
         claim = self.claim
         if claim is None:
             return super().claimed(adversary, horizon)

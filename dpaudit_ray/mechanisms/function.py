@@ -98,7 +98,7 @@ class Function(Mechanism):
 
     @model_validator(mode="after")
     def _limits_need_a_process(self) -> Self:
-        """Raises SpecError for limits of trials that are no processes and so cannot be ended."""
+        """Raises SpecError for limits of trials that are not processes and so cannot be ended."""
         for key in ("trial_seconds", "trial_gib"):
             limit = getattr(self, key)
             if limit is not None and not self.isolated:
@@ -113,20 +113,20 @@ class Function(Mechanism):
     def _one_claim(self) -> Self:
         """Checks that the claim is stated once: by `claim`, or by Gaussian releases."""
         keys = ("steps", "noise_multiplier", "sample_rate")
-        releases = [key for key in keys if key in self.model_fields_set]
-        if self.claim is not None and releases:
+        release_keys = [key for key in keys if key in self.model_fields_set]
+        if self.claim is not None and release_keys:
             problem = "is of Gaussian releases, but `claim` is given; leave one out"
-            raise SpecError(releases[0], problem)
+            raise SpecError(release_keys[0], problem)
         if self.claim is None:
             for key in ("steps", "noise_multiplier"):
-                if key not in releases:
+                if key not in release_keys:
                     raise SpecError(key, f"{REQUIRED}, or `claim` in its place")
         return self
 
     @property
     def default_accountant(self) -> str:
-        by_accountant = self.claim is None or isinstance(self.claim, Training)
-        return "gaussian" if by_accountant else STATED
+        needs_accountant = self.claim is None or isinstance(self.claim, Training)
+        return "gaussian" if needs_accountant else STATED
 
     @property
     def default_estimator(self) -> str:
@@ -136,7 +136,7 @@ class Function(Mechanism):
 
     @property
     def auto_pack_size(self) -> int:
-        """Returns a small number, so that little is lost if a worker dies."""
+        """16: a small number, so that little work is lost if a trainer dies."""
         return 16
 
     @property
@@ -154,7 +154,7 @@ class Function(Mechanism):
         return (steps,)
 
     def check_inputs(self) -> None:
-        self._train()
+        self._import_train()
         if self.prepare is not None:
             imports.function(self.prepare, "mechanism.prepare", "part", "seed")
 
@@ -165,7 +165,7 @@ class Function(Mechanism):
         return tuple(filter(None, (self.path, self.prepare, of_claim)))
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claim:
-        """Returns the stated claim, or counts all releases: the complete training is scored."""
+        """Returns the stated claim, or else all releases: only the complete training is scored."""
         if self.claim is not None:
             return self.claim
         return Training(self.noise_multiplier or 0.0, self.steps or 1, self.sample_rate)
@@ -175,21 +175,15 @@ class Function(Mechanism):
         return TradeOff(self.curve)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        """Returns the parts of `prepare`, whose arrays do not depend on the training's options."""
+        """Returns the parts that `prepare` computes, whatever the training's options are."""
         if self.prepare is None:
             return None
         return Preparation(self.parts, {"name": self.name, "prepare": self.prepare})
 
-    def prepare_part(
-        self,
-        adversary: Adversary,
-        part: int,
-        seeds: PartSeeds,
-        gpu: bool,
-    ) -> Arrays:
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
         """Calls `prepare` for one part; returns its arrays."""
         prepare = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
-        return cast(Arrays, prepare(part, seeds.part % 2**63))
+        return cast(Arrays, prepare(part, seeds.part % 2**63))  # seeds of users fit into int64
 
     def open(
         self,
@@ -204,7 +198,8 @@ class Function(Mechanism):
         Implements `Mechanism.open`, without its `adversary`, `seed` and `craft_seed`: the function
         itself inserts the canary and scores it, with the seed of each trial.
         """
-        train = self._train()  # also if trials are isolated: it raises SpecError for bad options
+        # Also if trials are isolated: options that do not fit raise SpecError here.
+        train = self._import_train()
         parts = None if self.prepare is None else prepared  # None: `train` takes no `prepared`
         if self.isolated:
             limits = Limits(self.trial_seconds, self.trial_gib)
@@ -217,10 +212,12 @@ class Function(Mechanism):
 
         return TrialByTrial(trial)
 
-    def _train(self) -> Callable[..., Any]:
-        """Imports the training. Raises SpecError if it does not take these options."""
-        prepared = {} if self.prepare is None else {"prepared": ()}
-        return imports.training(self.path, self.options | prepared, "mechanism")
+    def _import_train(self) -> Callable[..., Any]:
+        """Imports `train`. Raises SpecError if it does not take the options."""
+        options = dict(self.options)
+        if self.prepare is not None:
+            options["prepared"] = ()  # a placeholder: only the signature is checked
+        return imports.training(self.path, options, "mechanism")
 
 
 @dataclass(frozen=True)
@@ -228,17 +225,12 @@ class TrialByTrial:
     """A session that runs trials one after another.
 
     Attributes:
-        trial: returns a score, or why it failed, for a bit and a 63-bit seed.
+        trial: function of a secret bit and a 63-bit seed; returns a score, or why there is none.
     """
 
     trial: Callable[[bool, int], float | Missed]
 
-    def run(
-        self,
-        members: Members,
-        seed: int,
-        horizons: Horizons,
-    ) -> Scores | Measured:
+    def run(self, members: Members, seed: int, horizons: Horizons) -> Scores | Measured:
         """Runs the trials one by one, each with its own seed; a failed trial is NaN and `missed`.
 
         Args:
@@ -250,7 +242,7 @@ class TrialByTrial:
         missed = {}
         trial_seeds = np.random.SeedSequence(seed).spawn(len(members))
         for row, trial_seed in enumerate(trial_seeds):
-            (word,) = trial_seed.generate_state(1, np.uint64)
+            (word,) = trial_seed.generate_state(1, np.uint64)  # its last bit is dropped
             outcome = self.trial(bool(members[row]), int(word >> 1))
             if isinstance(outcome, Missed):
                 missed[row] = outcome
@@ -260,7 +252,7 @@ class TrialByTrial:
 
 
 class IsolatedTrials:
-    """Calls a user's function in child processes.
+    """Calls a user's function in child processes, one for each trial.
 
     Args:
         path: path of the function.
@@ -278,8 +270,9 @@ class IsolatedTrials:
         limits: Limits,
         gpu: bool,
     ) -> None:
-        """Makes the sandbox, and the file of prepared arrays that its processes read."""
-        # Without this variable, a module that asks for a GPU leaves none to forked processes.
+        """Creates the sandbox, and a file with the prepared arrays for its processes."""
+        # Without this variable, torch initializes CUDA if a preloaded module asks for a GPU, and
+        # then forked processes cannot use it.
         environment = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if gpu else {}
         preload = (isolated_trial.__name__, *preloaded(path.partition(":")[0]))
         self._limits = limits
@@ -307,10 +300,11 @@ class IsolatedTrials:
         request = self._request | {"member": member, "seed": seed}
         try:
             ended = self._sandbox.call(target, request, self._limits)
-        except ClusterError:  # the process that forks children died: perhaps the machine ended it
+        except ClusterError:  # the process that forks children died; a second one is started
             ended = self._sandbox.call(target, request, self._limits)
         if ended.how == "returned":
             return float(ended.value)
+        # The message of an exception begins with its class.
         kind = ended.message.partition(":")[0] if ended.how == "raised" else ended.how
         texts = (ended.message, ended.traceback[-_TRACEBACK:], ended.output)
         output = "\n".join(text.rstrip("\n") for text in texts if text)
@@ -318,7 +312,7 @@ class IsolatedTrials:
 
 
 def preloaded(module: str) -> tuple[str, ...]:
-    """Returns the installed modules that a user's module needs, to import before processes fork.
+    """Returns the installed modules that a user's module imports, to import before forking.
 
     The user's own modules are not among them: threads that they start would not be forked.
     """
@@ -329,7 +323,7 @@ def preloaded(module: str) -> tuple[str, ...]:
 
 
 def _torch_limits() -> tuple[int | None, float | None]:
-    """Returns torch's threads and the share of a GPU's memory; None if they are not limited."""
+    """Returns torch's number of threads and its share of GPU memory; None if not limited."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None, None

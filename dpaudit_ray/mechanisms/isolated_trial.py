@@ -24,7 +24,7 @@ def run(request: dict[str, Any]) -> float:
         with np.load(request["prepared"], allow_pickle=False) as file:
             count = int(file["parts"])
             parts: list[dict[str, Any]] = [{} for _ in range(count)]
-            for key in file.files[1:]:  # "part name", after the number of parts
+            for key in file.files[1:]:  # "PART NAME"; the first entry is the number of parts
                 part, _, array = key.partition(" ")
                 parts[int(part)][array] = file[key]
         options = options | {"prepared": tuple(parts)}
@@ -44,7 +44,7 @@ def _limit_torch(threads: int | None, gpu_share: float | None) -> None:
     """Limits torch as the trainer does: more threads may change last bits."""
     if threads is None:
         return
-    if "torch" not in sys.modules:  # if anything imports torch, the training does
+    if "torch" not in sys.modules:  # if anything imports torch later, torch reads this
         os.environ["OMP_NUM_THREADS"] = str(threads)
         return
     torch = sys.modules["torch"]

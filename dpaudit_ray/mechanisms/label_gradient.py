@@ -55,15 +55,9 @@ AnyFloats = NDArray[np.floating]
 Function = Callable[[Floats], Floats]
 # Functions by name, each with its derivative.
 ACTIVATIONS: dict[str, tuple[Function, Function]] = {
-    "relu": (
-        lambda z: np.maximum(z, 0.0),
-        lambda z: np.asarray(z > 0, dtype=float),
-    ),
+    "relu": (lambda z: np.maximum(z, 0.0), lambda z: np.asarray(z > 0, dtype=float)),
     "tanh": (np.tanh, lambda z: 1 - np.tanh(z) ** 2),
-    "sigmoid": (
-        expit,
-        lambda z: np.asarray(expit(z) * expit(-z)),
-    ),
+    "sigmoid": (expit, lambda z: np.asarray(expit(z) * expit(-z))),
 }
 
 
@@ -92,7 +86,7 @@ class LabelGradient(Mechanism):
     batches: Count | None = None  # steps that are attacked; null: all
     clipping: Literal["all", "attacked"] = "all"  # what is clipped and released
     backend: Literal["sampled", "exact"] = "sampled"  # run trials, or closed forms
-    seed: NonNegativeInt = 0  # of the trials
+    seed: NonNegativeInt = 0  # seed of the trials
 
     @property
     def sampled(self) -> bool:
@@ -112,7 +106,7 @@ class LabelGradient(Mechanism):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of two shares: determined labels, and correct labels among them."""
+        """Names of two shares: correct labels among the determined ones, and determined labels."""
         return ("accuracy", "determined") if self.sampled else ()
 
     def for_audit(self, delta: float, accountant: str) -> Self:
@@ -135,16 +129,16 @@ class LabelGradient(Mechanism):
         return True
 
     def horizons(self, record_every: int | None) -> Horizons:
-        """Returns the last batch; with `backend: exact` each `record_every`-th one, or all."""
+        """Returns the last step; with `backend: exact` each `record_every`-th one, or all."""
         if self.sampled:
             return (self.steps,)
         return recorded_steps(self.steps, record_every or 1)
 
     def check(self, adversary: Adversary) -> None:
-        """Checks that the target's training is one whose released gradients the attack can read."""
+        """Checks that the attack can read the gradients that the target's training releases."""
         super().check(adversary)
         target = self.target
-        required = {
+        required = {  # by option: whether its value fits, and what it must be
             "sampling": (isinstance(target.sampling, Fixed | Shuffle), "fixed or shuffle"),
             "noise": (isinstance(target.noise, Independent), "independent"),
             "unit": (isinstance(target.unit, Record), "record"),
@@ -184,7 +178,7 @@ class LabelGradient(Mechanism):
                 "mechanism.training.data",
                 f"{data.name} has {classes} classes; only labels 0 and 1 follow from a sign",
             )
-        _ = self.shape  # refuses other networks
+        _ = self.shape  # raises SpecError for other networks
 
     def check_records(self, adversary: Adversary) -> None:
         """Raises SpecError if the adversary's neuron or batch does not fit the network."""
@@ -214,13 +208,7 @@ class LabelGradient(Mechanism):
         identity = {"target": self.training.identity(), "steps": self.steps}
         return Preparation(parts=1, identity=identity)
 
-    def prepare_part(
-        self,
-        adversary: Adversary,
-        part: int,
-        seeds: PartSeeds,
-        gpu: bool,
-    ) -> Arrays:
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
         """Trains the target; returns its models and batches as arrays (`Target`)."""
         training = self.target.training(seeds.sweep, gpu)
         return Target.trained(training, self.shape, self.steps, seeds.part).arrays
@@ -254,32 +242,32 @@ class LabelGradient(Mechanism):
         estimates: dict[int, tuple[Estimate, ...]] = {}
         if self.sampled or not prepared:
             return estimates
-        closed = []
-        complement = []
+        closed_forms = []  # the largest ε of each batch, by Algorithm 2
+        complements = []  # the same, by the published answer or the opposite one
         target = Target(prepared[0])
-        # Squared μ of all batches, by record.
+        # Sum of μ² over the batches so far, by record: releases of Gaussian pairs compose so.
         squared_mu = np.zeros(target.arrays["records"].max() + 1)
         for step in range(1, target.steps + 1):
             release, _ = target.release(step - 1, cast(Label, adversary), self.noise)
             labels = release.bounds(delta)
             squared_mu[release.records] += labels.mu**2
             both_answers = np.fmax(labels.epsilon, labels.epsilon_complement)
-            closed.append(np.nanmax(labels.epsilon, initial=0.0))
-            complement.append(np.nanmax(both_answers, initial=0.0))
+            closed_forms.append(np.nanmax(labels.epsilon, initial=0.0))
+            complements.append(np.nanmax(both_answers, initial=0.0))
             if step in horizons:
-                growth = bounds.growth(len(release.records), step)  # of the largest of more labels
+                growth = bounds.growth(len(release.records), step)
                 values = {
                     "exact": gdp.epsilon(math.sqrt(squared_mu.max()), delta),
-                    "closed-form": max(closed),
-                    "complement": max(complement),
-                    "extrapolated": closed[0] * growth,
+                    "closed-form": max(closed_forms),
+                    "complement": max(complements),
+                    "extrapolated": closed_forms[0] * growth,
                 }
                 estimates[step] = tuple(
                     Estimate(
                         name,
                         Status.APPROXIMATE if name == "extrapolated" else Status.CERTIFIED,
                         float(value),
-                        math.nan,
+                        math.nan,  # no μ is stated
                         delta,
                         confidence=1.0,  # no trial is involved
                         trials=0,
@@ -294,13 +282,13 @@ class LabelGradient(Mechanism):
         """Returns the numbers of the paper's figures 3 and 4, for `backend: exact`.
 
         Args:
-            adversary: a `Label`, whose guesses are of one label at a time.
+            adversary: a `Label`, which guesses one label at a time.
             delta: δ of the bounds.
-            prepared: the trained network's state, as `prepare` returns it first.
+            prepared: the trained target, the only part of the preparation.
 
         Returns:
-            The ε of each label at each step, without infinite ones, which no histogram can show;
-            and the absolute entries of each step's mean gradient.
+            By title: the ε of each label at each step, without infinite ones, which no histogram
+            can show; and the absolute entries of each step's mean gradient.
         """
         if self.sampled:
             return {}
@@ -311,7 +299,7 @@ class LabelGradient(Mechanism):
             release, columns = target.release(step, cast(Label, adversary), self.noise)
             epsilon = release.bounds(delta).epsilon
             epsilons.append(epsilon[np.isfinite(epsilon)])
-            # A record's clipped gradient: its column (the logit's derivative) times a coefficient.
+            # A clipped gradient is the record's column, a derivative of the logit, times a number.
             gradient_sum = columns @ release.coefficients(release.y)
             entries.append(np.abs(gradient_sum) / len(release.y))
         return {
@@ -321,12 +309,12 @@ class LabelGradient(Mechanism):
 
     @property
     def noise(self) -> Noise:
-        """The noise of every step."""
+        """The clipping and noise of every step."""
         return Noise(self.target.clip_norm, self.target.multiplier, self.clipping == "all")
 
     @property
     def shape(self) -> Shape:
-        """The shape of the target's network. Raises SpecError for a network of another kind."""
+        """The shape of the target's network. Raises SpecError unless it is a chain of layers."""
         from .dp_sgd.network import network
 
         data = self.target.data.load()
@@ -357,7 +345,7 @@ class Shape:
             layers = list(module._modules.values())
         if layers and type(layers[0]) is nn.Flatten:
             layers = layers[1:]
-        linear = layers[::2]
+        linear = layers[::2]  # linear layers and activations alternate
         activations = {type(layer) for layer in layers[1::2]}
         names = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid"}
         is_chain = (
@@ -387,13 +375,13 @@ class Shape:
         remaining = np.asarray(theta, dtype=float)
         layers = []
         for inputs, outputs in itertools.pairwise(self.sizes):
-            ends = [inputs * outputs, (inputs + 1) * outputs]
+            ends = [inputs * outputs, (inputs + 1) * outputs]  # of weights, and of biases
             weights, biases, remaining = np.split(remaining, ends)
             layers.append((weights.reshape(outputs, inputs), biases))
         return layers
 
     def run(self, theta: AnyFloats, x: AnyFloats) -> Pass:
-        """Runs records x [N, ...] forward and back under parameters [p], in float64."""
+        """Computes the forward and backward pass of records x [N, ...] for θ [p], in float64."""
         function, derivative = ACTIVATIONS[self.activation]
         layers = self.layers(theta)
         records = np.asarray(x, dtype=float)
@@ -405,8 +393,8 @@ class Shape:
         slopes = [np.ones_like(sums[-1])]  # slopes of the logit by `sums`, last layer first
         for index in reversed(range(1, len(layers))):
             weight, _ = layers[index]
-            by_inputs = slopes[-1] @ weight
-            slopes.append(by_inputs * derivative(sums[index - 1]))
+            slopes_by_inputs = slopes[-1] @ weight
+            slopes.append(slopes_by_inputs * derivative(sums[index - 1]))
         probabilities = expit(sums[-1][:, 0])
         slopes.reverse()
         return Pass(tuple(inputs[:-1]), tuple(slopes), probabilities)
@@ -427,11 +415,11 @@ class Pass:
     probabilities: Floats
 
     def columns(self, layer: int, neuron: int | None) -> Floats:
-        """Returns derivatives of the logits by attacked weights, float [d, N].
+        """Returns derivatives of the logits by the d attacked weights, float [d, N].
 
         Args:
-            layer: number of the layer, from 0.
-            neuron: the one whose incoming weights are meant (eq. 4); None for all (eq. 1).
+            layer: number of the attacked layer, from 0.
+            neuron: the neuron whose incoming weights are attacked (eq. 4); None for all (eq. 1).
         """
         inputs = self.inputs[layer]
         slopes = self.derivatives[layer]
@@ -442,7 +430,7 @@ class Pass:
 
     @property
     def norms(self) -> Floats:
-        """Norms of the derivatives by all parameters, biases included: float64 [N]."""
+        """Norm of each record's derivatives by all parameters, biases included: float64 [N]."""
         squares = np.zeros(len(self.probabilities))
         for inputs, slopes in zip(self.inputs, self.derivatives, strict=True):
             squared_inputs = (inputs**2).sum(axis=1) + 1  # a bias has the input 1
@@ -461,14 +449,10 @@ class Target:
     arrays: Arrays
 
     @classmethod
-    def trained(
-        cls,
-        training: DpSgdTraining,
-        shape: Shape,
-        steps: int,
-        seed: int,
-    ) -> Target:
-        """Trains `steps` steps. Raises SpecError if they diverge, or repeat a record in a batch.
+    def trained(cls, training: DpSgdTraining, shape: Shape, steps: int, seed: int) -> Target:
+        """Trains `steps` steps; stores the model before each, and its batch.
+
+        Raises SpecError if training diverges, or if a batch has a record twice or another size.
 
         Args:
             training: the public part of the training.
@@ -480,7 +464,7 @@ class Target:
         models = []
         path = training.run(training.initial.new_zeros(1), seed, canary=None, period=1)
         for step in range(1, steps + 1):
-            (theta,) = next(path)
+            (theta,) = next(path)  # one model, before this step
             models.append(theta.cpu().numpy().copy())
             if not np.isfinite(models[-1]).all():
                 raise SpecError(
@@ -506,7 +490,7 @@ class Target:
                 "records": records,
                 "sizes": np.array(shape.sizes),
                 "activation": np.array(list(ACTIVATIONS).index(shape.activation)),
-                "seed": np.array(seed % 2**63),
+                "seed": np.array(seed % 2**63),  # fits into int64
             }
         )
 
@@ -522,28 +506,23 @@ class Target:
         activation = list(ACTIVATIONS)[self.arrays["activation"]]
         return Shape(sizes, activation)
 
-    def release(
-        self,
-        step: int,
-        adversary: Label,
-        noise: Noise,
-    ) -> tuple[Release, Floats]:
-        """Computes the release of `step`, from 0, as `adversary` sees it.
+    def release(self, step: int, adversary: Label, noise: Noise) -> tuple[Release, Floats]:
+        """Computes the release of one step, as the adversary observes it.
 
         Args:
             step: number of the step, from 0.
-            adversary: has the attacked layer and neuron.
+            adversary: names the attacked layer and neuron, and may craft the records.
             noise: clipping and noise of the step.
 
         Returns:
-            The release, and its columns by the attacked weights, float64 [d, N].
+            The release, and the logits' derivatives by the attacked weights, float64 [d, N].
         """
         theta = self.arrays["theta"][step]
         x = self.arrays["x"][step]
         shape = self.shape
         if adversary.crafts:
             weights, _ = shape.layers(theta)[0]
-            seeds = [int(self.arrays["seed"]), step]  # the same on each call
+            seeds = [int(self.arrays["seed"]), step]  # the same records on each call
             x = crafted_records(weights, len(x), np.random.default_rng(seeds))
         computed = shape.run(theta, x)
         layer = adversary.layer_index(len(computed.inputs))
@@ -570,15 +549,16 @@ class Noise:
 
 @dataclass(frozen=True)
 class Release:
-    """A step's release, as far as labels depend on it.
+    """The parts of a step's release that depend on labels.
 
     Attributes:
-        gram: CᵀC, float64 [N, N], of the columns C by attacked weights.
+        gram: CᵀC, float64 [N, N], where column j of C has the derivatives of logit j by the
+            attacked weights.
         probabilities: probabilities of label 1, float64 [N].
         y: labels [N].
         norms: norm of each record's derivatives by all parameters, float64 [N]; None if the
             attacked weights are clipped alone.
-        noise: what the sum is clipped to, and its noise.
+        noise: the norm to which gradients are clipped, and the noise of their sum.
         records: numbers of the records in the data [N].
     """
 
@@ -591,14 +571,10 @@ class Release:
 
     def bounds(self, delta: float) -> bounds.LabelBounds:
         """Returns bounds for the label of each record, with ε at `delta`."""
+        noise = self.noise
+        y = self.y.astype(float)
         return bounds.bounds_of_gram(
-            self.gram,
-            self.probabilities,
-            self.y.astype(float),
-            self.noise.clip_norm,
-            self.noise.multiplier,
-            delta,
-            self.norms,
+            self.gram, self.probabilities, y, noise.clip_norm, noise.multiplier, delta, self.norms
         )
 
     def coefficients(self, y: Integers) -> Floats:
@@ -615,10 +591,12 @@ class Release:
         return bounds.clipped(norms, self.probabilities - y, self.noise.clip_norm)
 
     def sums(self, y: Integers, rng: np.random.Generator) -> Floats:
-        """Returns Cᵀ g with noise Cᵀ z, which is N(0, s² CᵀC), float64 [n, N].
+        """Draws the released sums of n trials, multiplied by Cᵀ, float64 [n, N].
+
+        The noise Cᵀ z is N(0, s² CᵀC), as z is N(0, s² I).
 
         Args:
-            y: labels [n, N].
+            y: labels of the batch in each trial, [n, N].
             rng: generator of the noise.
         """
         unit_noise = rng.normal(size=y.shape) @ self._root.T
@@ -626,19 +604,21 @@ class Release:
         return self.coefficients(y) @ self.gram + deviation * unit_noise
 
     def solutions(self, sums: Floats) -> Floats:
-        """Returns the attacker's solutions [n, N]; NaN if the system does not determine one.
+        """Solves for the coefficient of each record, [n, N]; NaN if it is not determined.
 
         Args:
-            sums: released sums, as `sums` returns them, [n, N].
+            sums: released sums as `sums` draws them, [n, N].
         """
         inverse, determined = self._solver
         return np.where(determined, sums @ inverse, np.nan)
 
     @cached_property
     def _root(self) -> Floats:
-        """A root R of CᵀC = R Rᵀ, float64 [N, N]."""
+        """R with R Rᵀ = CᵀC, float64 [N, N]."""
         values, vectors = np.linalg.eigh(self.gram)
-        root: Floats = vectors * np.sqrt(np.maximum(values, 0.0))
+        root: Floats = vectors * np.sqrt(
+            np.maximum(values, 0.0)
+        )  # rounding may give values below 0
         return root
 
     @cached_property
@@ -649,10 +629,11 @@ class Release:
 
 @dataclass(frozen=True)
 class Trials:
-    """A session of trials, each with one record of one release.
+    """A session of trials, each of which guesses the label of one record in one batch.
 
     Attributes:
-        releases: releases of each batch.
+        adversary: chooses the record, and the statistic that its guess depends on.
+        releases: the release of each batch.
         distances: μ of each label, float64 [batches, N]; NaN if the label is not determined.
     """
 
@@ -666,7 +647,7 @@ class Trials:
 
         Args:
             prepared: arrays of the target.
-            adversary: has the attacked layer and neuron.
+            adversary: names the attacked layer and neuron.
             noise: clipping and noise of each step.
         """
         target = Target(prepared)
@@ -690,15 +671,16 @@ class Trials:
 
         Args:
             members: bool [n], True if the label is flipped.
-            seed: seed of the records and of the noise.
+            seed: seed of the choice of records and of the noise.
             horizons: the last batch only.
 
         Returns:
-            Scores [n, 1]; and, as utility, the share of labels that each trial determines, and the
-            share of correct ones among these.
+            Scores [n, 1]. As utility, "determined" is the share of the batch's labels that a trial
+            determines, and "accuracy" the share of correct ones among these; [n, 1] each.
         """
         rng = np.random.default_rng(seed)
-        determined = np.argwhere(np.isfinite(self.distances))  # pairs of batch and record
+        # Each trial attacks a pair: a batch, and the position of a record in it.
+        determined = np.argwhere(np.isfinite(self.distances))
         if self.adversary.record == "largest":
             largest = np.argwhere(self.distances == np.nanmax(self.distances))[0]
             pairs = np.tile(largest, (len(members), 1))
@@ -707,14 +689,14 @@ class Trials:
             pairs = determined[chosen]
         scores = np.empty(len(members))
         accuracy = np.empty(len(members))
-        share = np.empty(len(members))
+        determined_share = np.empty(len(members))
         for batch in np.unique(pairs[:, 0]):
             rows = np.flatnonzero(pairs[:, 0] == batch)
             release = self.releases[batch]
             records = pairs[rows, 1]
             trials = np.arange(len(rows))
             y = np.tile(release.y, (len(rows), 1))
-            y[trials, records] ^= members[rows]  # flips the label of members
+            y[trials, records] ^= members[rows]  # flips the attacked label of members
             solutions = release.solutions(release.sums(y, rng))
             mu = self.distances[batch]
             if self.adversary.statistic == "gradient":
@@ -724,8 +706,8 @@ class Trials:
                 projections = members[rows] * mu + rng.normal(size=len(mu))
                 scores[rows] = mu * projections - mu**2 / 2
             else:
-                # The solution in standard deviations, which follow from μ and from the difference
-                # that the label makes.
+                # The score is the solution in standard deviations. A flip changes a coefficient by
+                # μ standard deviations, which gives the scale.
                 flipped = release.coefficients(1 - release.y)
                 scale = mu / np.abs(flipped - release.coefficients(release.y))
                 # A flip lowers the coefficient of a label 0 and raises that of a label 1.
@@ -734,8 +716,8 @@ class Trials:
             guesses = self.adversary.labels(solutions)
             guessed = guesses >= 0
             correct = ((guesses == y) & guessed).sum(axis=1)
-            with np.errstate(invalid="ignore"):  # no label is determined: 0 / 0
+            with np.errstate(invalid="ignore"):  # 0 / 0 if a trial determines no label
                 accuracy[rows] = correct / guessed.sum(axis=1)
-            share[rows] = guessed.mean(axis=1)
-        utility = {"accuracy": accuracy[:, None], "determined": share[:, None]}
+            determined_share[rows] = guessed.mean(axis=1)
+        utility = {"accuracy": accuracy[:, None], "determined": determined_share[:, None]}
         return Measured(scores[:, None], utility)

@@ -14,8 +14,8 @@ from ...adversaries.base import Canary, ChangingCanary, SavedObserver
 from ..base import Arrays, Checkpoints
 from .steps import Steps, tensor
 
-_warn = functools.cache(logging.getLogger("dpaudit").warning)  # once in a process per message
-_OBSERVER = "observer."
+_warn = functools.cache(logging.getLogger("dpaudit").warning)  # each message once per process
+_OBSERVER = "observer."  # prefix of the observer's state among the names of arrays
 
 
 class PackCheckpoints:
@@ -43,21 +43,29 @@ class PackCheckpoints:
         self._observer = observer if isinstance(observer, SavedObserver) else None
         self._trainer = np.frombuffer(trainer.encode(), dtype=np.uint8)
         self._steps: Steps | None = None  # the engine, from `begin` on
-        self._hindrance = ""  # why the pack cannot be saved
+        self._obstacle = ""  # why the pack cannot be saved; "" if it can be
         if isinstance(canary, ChangingCanary) and not canary.memoryless:
             name = type(canary).__name__
-            self._hindrance = f"{name} changes as it likes, and its state is not known"
+            self._obstacle = f"{name} changes as it likes, and its state is not known"
         elif observer is not self._observer:
-            self._hindrance = f"{type(observer).__name__} has no state() and restore()"
+            self._obstacle = f"{type(observer).__name__} has no state() and restore()"
         self.step = 0
         self.recorded: Arrays = {}
-        if checkpoints is not None and not self._hindrance:
+        if checkpoints is not None and not self._obstacle:
             step, saved = checkpoints.last() or (0, {})
             if step and np.array_equal(saved["by"], self._trainer):
                 self.step, self.recorded = step, saved
 
     def begin(self, steps: Steps, theta: Tensor) -> Tensor:
-        """Restores `steps` and the observer; returns θ [n, p], or `theta` if nothing was saved."""
+        """Restores the engine and the observer from the checkpoint, if there is one.
+
+        Args:
+            steps: the engine, before its first step.
+            theta: the models before the first step, float [n, p].
+
+        Returns:
+            The models of the checkpoint, float [n, p]; `theta` without a checkpoint.
+        """
         self._steps = steps
         if not self.step:
             return theta
@@ -73,7 +81,7 @@ class PackCheckpoints:
         return tensor(saved["theta"], theta.device)
 
     def offer(self, step: int, theta: Tensor, recorded: Arrays) -> None:
-        """Saves the pack if a checkpoint is due.
+        """Saves the pack if a checkpoint is due, and if it can be saved.
 
         Args:
             step: number of the last step.
@@ -82,8 +90,8 @@ class PackCheckpoints:
         """
         if self._checkpoints is None or self._steps is None or not self._checkpoints.due:
             return
-        if self._hindrance:
-            _warn("no checkpoint is written: %s", self._hindrance)
+        if self._obstacle:
+            _warn("no checkpoint is written: %s", self._obstacle)
             self._checkpoints = None
             return
         arrays = {name: values.copy() for name, values in recorded.items()}

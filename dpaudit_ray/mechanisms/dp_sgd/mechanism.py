@@ -76,7 +76,7 @@ class DpSgd(Recipe, Mechanism):
 
     @property
     def default_accountant(self) -> str:
-        """Returns the accountant that proves the amplification by the draw of batches, if any."""
+        """The accountant that proves the amplification by the draw of batches, or the usual one."""
         claim = getattr(self.sampling, "claim", None)  # None for a sampler that is not imported
         if claim in _ACCOUNTANTS and not self.sampling.in_known_steps:
             return _ACCOUNTANTS[claim]
@@ -103,7 +103,7 @@ class DpSgd(Recipe, Mechanism):
         return self.model_copy(update=claim)
 
     def against(self, adversary: Adversary) -> Self:
-        """Returns a copy with as many records in reserve as the adversary needs."""
+        """Returns a copy that reserves as many records as the adversary needs, unless it is set."""
         if self.reserved is not None or adversary.reserves is None:
             return self
         return self.model_copy(update={"reserved": adversary.reserves})
@@ -133,7 +133,7 @@ class DpSgd(Recipe, Mechanism):
         from .training import divide
 
         data = self.data.load()
-        _ = self.sizes  # refuses a batch size above the number of records
+        _ = self.sizes  # raises SpecError for a batch size above the number of records
         recipe = self.recipe
         divide(recipe, data, seed=0)
         try:
@@ -144,7 +144,7 @@ class DpSgd(Recipe, Mechanism):
         self.check_model(data)
 
     def check_records(self, adversary: Adversary) -> None:
-        """Checks the adversary against the sizes of model and data, and its shadows' records."""
+        """Checks that model and data are large enough, and the records of shadow models."""
         data = self.data.load()
         if type(adversary).check_size is not Adversary.check_size:
             adversary.check_size(self.check_model(data))
@@ -157,23 +157,23 @@ class DpSgd(Recipe, Mechanism):
             self.check_private_records(adversary)
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claim:
-        """Counts the steps that may have the canary; the others are post-processing.
+        """Returns a release for each step that may have the canary: others are post-processing.
 
         With correlated noise, all steps together are one release. Its sensitivity is lower if the
         run ends early, or if the canary is in fewer steps.
         """
         adjacency = Adjacency.REPLACE if adversary.replaces else Adjacency.ADD_REMOVE
+        protects = self.unit.protects
         if isinstance(self.noise, Correlated):
             sensitivity = self.noise.sensitivity(self.steps, horizon, adversary.period)
             # Standard deviation of z, in units of σ.
             noise_ratio = self.noise.scale(self.steps) / sensitivity
             noise = self.multiplier * noise_ratio
-            return Training(noise, 1, 1.0, adjacency, unit=self.unit.protects)
+            return Training(noise, 1, 1.0, adjacency, unit=protects)
         releases = horizon // adversary.period
-        if adversary.private_records:  # one release in each epoch, the last one may be incomplete
+        if adversary.private_records:  # one release in each epoch, even in an incomplete last one
             releases = math.ceil(horizon / adversary.period)
         rate, sampling = self.sampled_at
-        protects = self.unit.protects
         return Training(self.multiplier, releases, rate, adjacency, sampling, protects)
 
     def trade_off(self, adversary: Adversary, horizon: int) -> TradeOff:
@@ -261,7 +261,7 @@ class DpSgd(Recipe, Mechanism):
         return session.open_session(self.training(seed, gpu), adversary, craft_seed, prepared)
 
     def preparation(self, adversary: Adversary) -> Preparation | None:
-        """Returns packs of shadows, or the canary if it is crafted once; None without either."""
+        """Returns packs of shadow models, or the canary if it is crafted once; None for neither."""
         settings = {"mechanism": self.identity()}
         plan = adversary.shadow_plan
         if plan is not None:
@@ -270,14 +270,8 @@ class DpSgd(Recipe, Mechanism):
             return None
         return Preparation(1, settings | {"adversary": adversary.identity()})
 
-    def prepare_part(
-        self,
-        adversary: Adversary,
-        part: int,
-        seeds: PartSeeds,
-        gpu: bool,
-    ) -> Arrays:
-        """Trains one pack of shadows, or crafts the canary."""
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+        """Trains one pack of shadow models, or crafts the canary; returns arrays by name."""
         from . import session
 
         training = self.training(seeds.sweep, gpu)

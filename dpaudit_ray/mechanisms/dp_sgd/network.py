@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from ...models.base import Model, Shape
 
 _KEY = "mechanism.loss"
-_TRIED_ALONE = 2  # examples whose gradients are computed alone
+_TRIED_ALONE = 2  # examples whose gradients are computed one by one, if their sum is finite
 # The Mersenne Twister's state in torch's: words of 32 bits, stored in 64 each, from this byte on.
 _WORDS = 624
 _FIRST_BYTE = 24
 
-_DRAW: dict[str, Callable[[Tensor], Any]] = {
+_INITIALIZERS: dict[str, Callable[[Tensor], Any]] = {
     "kaiming": nn.init.kaiming_normal_,  # He et al. (2015)
     "xavier": nn.init.xavier_normal_,  # Glorot and Bengio (2010)
 }
@@ -34,17 +34,18 @@ _DRAW: dict[str, Callable[[Tensor], Any]] = {
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds torch's global generator for a while, for initialisers that use no other."""
+    """Seeds torch's global generator in a block, for initialisers that use no other generator."""
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(generator(seed, torch.device("cpu")).get_state())
         yield
 
 
 def generator(seed: int, device: torch.device) -> torch.Generator:
-    """Returns a generator keyed by 128 bits of `seed` on a CPU, 63 on a GPU.
+    """Returns a generator that depends on 128 bits of `seed` on a CPU, on 63 bits on a GPU.
 
-    `manual_seed` keeps 32 on a CPU: of 10,000 models two would start alike with probability 1 %.
-    So the Mersenne Twister's own 624 words are drawn from the seed, as NumPy does.
+    On a CPU, `manual_seed` uses 32 bits only: of 10,000 models, two would start alike with a
+    probability of 1 %. So all 624 words of the Mersenne Twister are drawn from the seed, as NumPy
+    does.
     """
     result = torch.Generator(device).manual_seed(seed % 2**63)
     if device.type == "cpu":
@@ -57,16 +58,11 @@ def generator(seed: int, device: torch.device) -> torch.Generator:
     return result
 
 
-def network(
-    model: "Model",
-    shape: "Shape",
-    classes: int,
-    seed: int,
-) -> nn.Module:
+def network(model: "Model", shape: "Shape", classes: int, seed: int) -> nn.Module:
     """Builds a network for examples of `shape`, with parameters drawn by the model's scheme.
 
     Args:
-        model: option of the sweep file.
+        model: options of the model.
         shape: shape of an example.
         classes: number of classes; 0 for regression.
         seed: seed of the parameters.
@@ -77,7 +73,7 @@ def network(
             return module
         for layer in module.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d) and layer.weight.requires_grad:
-                _DRAW[model.scheme](layer.weight)
+                _INITIALIZERS[model.scheme](layer.weight)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
     return module
@@ -93,7 +89,7 @@ class UsersLoss:
         """Returns the loss of each example.
 
         A function that reads numbers from its batch (`if`, `.item()`) is called again, with one
-        example at a time: else one example could decide what the loss of others is.
+        example at a time: otherwise one example could change the loss of others.
         """
         targets = y.to(outputs.dtype) if y.is_floating_point() else y
         with Reads(outputs, targets) as reads:
@@ -101,8 +97,8 @@ class UsersLoss:
         if not reads.has_read or len(targets) == 1:
             return values
         separate = []
-        for j in range(len(targets)):
-            row = slice(j, j + 1)
+        for example in range(len(targets)):
+            row = slice(example, example + 1)
             separate.append(self.function(outputs[row], targets[row]))
         return torch.cat(separate)
 
@@ -127,11 +123,11 @@ def check_loss(name: str, outputs: Tensor, y: Tensor) -> None:
         raise SpecError(_KEY, f"is mse, of one output, but the model has {width}")
     call = f"{name}, called with outputs {[examples, width]} and targets [{examples}],"
     loss = loss_of(name)
-    leaf = outputs.detach().requires_grad_()
-    rows = zip(torch.split(leaf, 1), torch.split(y, 1), strict=True)
+    inputs = outputs.detach().requires_grad_()  # only the loss is differentiated, not the model
+    rows = zip(torch.split(inputs, 1), torch.split(y, 1), strict=True)
     try:
         with torch.enable_grad():
-            values = loss(leaf, y)
+            values = loss(inputs, y)
             separate = torch.stack([loss(row, target).sum() for row, target in rows])
         shape = list(values.shape)
     except Exception as error:  # a user's code may raise anything
@@ -161,9 +157,9 @@ def check_gradients(
 ) -> None:
     """Raises SpecError if an example's gradient is not finite, or its norm overflows its dtype.
 
-    Parameters are those before training. The clipped sum of all examples shows a gradient that is
-    not finite. A gradient of infinite norm is clipped to 0, which the sum does not show: so the
-    gradients of a few examples are computed alone.
+    Parameters are those before training. If a gradient is not finite, neither is the clipped sum of
+    all examples. But a gradient of infinite norm is clipped to 0, which the sum does not reveal: so
+    the gradients of a few examples are also computed one by one.
 
     Args:
         module: the network.

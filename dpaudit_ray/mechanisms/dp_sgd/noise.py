@@ -44,7 +44,7 @@ class Noise(Plugin):
         return None
 
     def correlate(self, normals: "Tensor", number: int, state: State) -> None:
-        """Makes the noise n_t of one step of its normals z_t.
+        """Turns the normals z_t of one step into its noise n_t.
 
         Args:
             normals: z_t, float [n, p], changed in place.
@@ -111,7 +111,7 @@ class Correlated(Noise):
 
 @functools.lru_cache(maxsize=64)
 def _sensitivities(noise: Correlated, steps: int, separation: int) -> Matrix:
-    """Computes the sensitivity of a training that ends after each step, float64 [steps].
+    """Computes the sensitivity of trainings that end after 1, 2, ... steps, float64 [steps].
 
     It is |Cπ|, of the rows of C so far, for the worst step of a record's first participation
     (`Correlated.sensitivity`).
@@ -122,11 +122,11 @@ def _sensitivities(noise: Correlated, steps: int, separation: int) -> Matrix:
         separation: steps from one participation of a record to the next.
     """
     strategy = np.abs(noise.strategy(steps))
-    largest = np.zeros(steps)
+    largest_squares = np.zeros(steps)
     for first in range(min(separation, steps)):  # the step o of the first participation
         squares = strategy[:, first::separation].sum(axis=1) ** 2
-        largest = np.maximum(largest, np.cumsum(squares))
-    return np.sqrt(largest)
+        largest_squares = np.maximum(largest_squares, np.cumsum(squares))
+    return np.sqrt(largest_squares)
 
 
 class Toeplitz(Correlated):
@@ -144,7 +144,7 @@ class Toeplitz(Correlated):
         """Returns C, whose diagonals are the coefficients."""
         numbers = np.arange(steps)
         lags = np.subtract.outer(numbers, numbers)
-        return np.tril(self.column(steps)[lags])  # lags below 0 are above the diagonal
+        return np.tril(self.column(steps)[lags])  # negative lags are above the diagonal
 
 
 class Banded(Toeplitz):
@@ -179,7 +179,7 @@ class Banded(Toeplitz):
 
     @property
     def _band(self) -> tuple[float, ...]:
-        """c_0, c_1, ..., divided by c_0, which changes C and the sensitivity by one factor."""
+        """c_0, c_1, ..., divided by c_0: this changes C and the sensitivity by the same factor."""
         if self.coefficients is None:
             return _root_coefficients(self.bandwidth or 1)
         first = self.coefficients[0]
@@ -201,7 +201,8 @@ class Banded(Toeplitz):
     def correlate(self, normals: "Tensor", number: int, state: State) -> None:
         """Solves for n_t = z_t - c_1 n_(t-1) - c_2 n_(t-2) - ..., as c_0 = 1."""
         band = self._band
-        remembered = len(band) - 1  # steps; the noise of the oldest step is overwritten
+        # Number of earlier steps whose noise is stored; the oldest one is overwritten.
+        remembered = len(band) - 1
         for lag, coefficient in enumerate(band[1:number], start=1):  # no step is before the first
             earlier = state[f"{(number - lag) % remembered}"]
             normals.sub_(earlier, alpha=coefficient)
@@ -269,7 +270,7 @@ class Tree(Correlated):
         return matrix
 
     def correlate(self, normals: "Tensor", number: int, state: State) -> None:
-        """Makes S_t - S_(t-1) of the normals z_t, in place.
+        """Turns the normals z_t into S_t - S_(t-1), in place.
 
         S_t is z_t plus the sum of the parent t - low(t), if the parent is above 0. The state has,
         for each bit, the newest sum whose number has it as its lowest set bit. So it has the sums

@@ -54,15 +54,10 @@ class Sampler(Plugin):
     def batches(self, sizes: Sizes, rng: Generator) -> Iterator[Indices]:
         """Yields the batch of the other records at steps 1, 2, ... without end.
 
-        A batch is int64 [any number] of indices, and may be empty.
+        A batch is an array of indices, int64 [any number], and may be empty.
         """
 
-    def coins(
-        self,
-        sizes: Sizes,
-        shape: tuple[int, ...],
-        rng: Generator,
-    ) -> Iterator[Coins]:
+    def coins(self, sizes: Sizes, shape: tuple[int, ...], rng: Generator) -> Iterator[Coins]:
         """Yields whether each canary is sampled at steps 1, 2, ... without end.
 
         Here each canary is in one batch of every epoch.
@@ -78,7 +73,7 @@ class Sampler(Plugin):
                 yield canary_batch == batch
 
     def rate(self, sizes: Sizes) -> float:
-        """Probability that a step has the canary, for accountants; here one batch an epoch."""
+        """Returns the probability that a step has the canary; here it is in one batch an epoch."""
         return 1 / sizes.per_epoch
 
 
@@ -89,7 +84,7 @@ class _Shuffled(Sampler):
     """
 
     def batches(self, sizes: Sizes, rng: Generator) -> Iterator[Indices]:
-        """Deals all records into batches, in a new order in each epoch."""
+        """Yields the batches of one epoch after another, each epoch in a new order."""
         while True:
             order = rng.permutation(sizes.examples)[: sizes.per_epoch * sizes.batch_size]
             yield from order.reshape(sizes.per_epoch, -1)
@@ -111,13 +106,8 @@ class Fixed(_Shuffled):
 
     name: Literal["fixed"] = "fixed"
 
-    def coins(
-        self,
-        sizes: Sizes,
-        shape: tuple[int, ...],
-        rng: Generator,
-    ) -> Iterator[Coins]:
-        """Puts the canary into every step."""
+    def coins(self, sizes: Sizes, shape: tuple[int, ...], rng: Generator) -> Iterator[Coins]:
+        """Yields 1 for every canary: it is in every step."""
         return itertools.repeat(np.ones(shape, bool))
 
     def rate(self, sizes: Sizes) -> float:
@@ -131,13 +121,8 @@ class Poisson(_Independent):
 
     name: Literal["poisson"] = "poisson"
 
-    def coins(
-        self,
-        sizes: Sizes,
-        shape: tuple[int, ...],
-        rng: Generator,
-    ) -> Iterator[Coins]:
-        """Draws each canary into each batch as a record is drawn."""
+    def coins(self, sizes: Sizes, shape: tuple[int, ...], rng: Generator) -> Iterator[Coins]:
+        """Yields whether each canary is drawn into the batch, at the same rate as a record."""
         while True:
             yield rng.random(shape) < sizes.rate
 

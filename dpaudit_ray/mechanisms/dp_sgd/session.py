@@ -412,8 +412,8 @@ class DpSgdSession(ResumableSession):
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
         measures = training.recipe.measures
-        shape = (len(members), len(horizons))
-        unknown = np.full(shape, np.nan)  # until training reaches a horizon
+        # NaN until training reaches a horizon.
+        unknown = np.full((len(members), len(horizons)), np.nan)
         record = {  # scores and measures by name, float64 [trials, horizons] each
             name: np.array(saved.recorded.get(name, unknown)) for name in ("scores", *measures)
         }

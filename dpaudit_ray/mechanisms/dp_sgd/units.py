@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...engines.packing.packed import PackedModel
     from ...engines.rules.losses import Loss
 
-_COUNT_NOISE = 20  # clients of a round over the deviation of a count (Andrew et al. 2021)
+_CLIENTS_PER_NOISE = 20  # clients of a round over a count's deviation (Andrew et al. 2021)
 
 
 class Server(Protocol):
@@ -71,20 +71,21 @@ class Unit(Plugin):
         """Raises SpecError if options of the training do not fit this unit."""
 
     def move(self, recipe: Server, theta: "Tensor", noisy: Noisy, state: State) -> None:
-        """Lets the optimizer take one step of n models; arguments as of `Optimizer.move`."""
+        """Takes one step of n models by the optimizer; arguments are those of `Optimizer.move`."""
         recipe.optimizer.move(theta, noisy, state)
 
 
 class Record(Unit):
-    """Each record: its gradient is clipped."""
+    """Records: each record's gradient is clipped."""
 
     name: Literal["record"] = "record"
 
 
 class Group(Unit):
-    """Base of units with several records, next to each other in the data; a remainder is not used.
+    """Base of units with several records, which are next to each other in the data.
 
-    Subclasses state what a unit sends, by `update`.
+    Records that remain after the last complete unit are not used. Subclasses define what a unit
+    sends, by `update`.
     """
 
     records: Count  # of each unit
@@ -95,9 +96,9 @@ class Group(Unit):
 
     def grouped(self, values: "Tensor") -> "Tensor":
         """Returns values [N, ...] as [N // records, records, ...]."""
-        groups = len(values) // self.records
-        used = values[: groups * self.records]
-        return used.reshape(groups, self.records, *values.shape[1:])
+        units = len(values) // self.records
+        used = values[: units * self.records]
+        return used.reshape(units, self.records, *values.shape[1:])
 
     def model(self, packed: "PackedModel", recipe: Server) -> "GroupedModel":
         return GroupedModel(packed, recipe, self)
@@ -116,13 +117,13 @@ class Group(Unit):
     def contribution(
         self, recipe: Server, update: "Tensor", theta: "Tensor", clip_norm: float
     ) -> "Tensor":
-        """Clips an update of each model, float [n, p]: what it adds to the sum of a step.
+        """Clips a unit's update; returns what it adds to the sum of a step, float [n, p].
 
         Args:
             recipe: the training.
             update: what one unit sends to each model, float [n, p].
             theta: models before the step, with all coordinates.
-            clip_norm: C, or infinity.
+            clip_norm: C, or infinity for no clipping.
         """
         return clipped(update, update.new_tensor(clip_norm))
 
@@ -164,11 +165,11 @@ class Client(Group):
 
     @property
     def coordinates(self) -> int:
-        """The number is 1 with `quantile`: log(C_t / C), for the clipping norm C_t of round t."""
+        """1 with `quantile`, else 0: the coordinate is log(C_t / C) for the norm C_t of round t."""
         return 0 if self.quantile is None else 1
 
     def extended(self, theta: "Tensor") -> "Tensor":
-        """Returns models with a further coordinate of 0: the clipping norm begins at C."""
+        """Returns models with any further coordinate at 0: the clipping norm begins at C."""
         result = theta.new_zeros(*theta.shape[:-1], theta.shape[-1] + self.coordinates)
         result[..., : theta.shape[-1]] = theta
         return result
@@ -183,18 +184,18 @@ class Client(Group):
 
         Arguments are those of `Group.update`.
         """
-        size = self.batch_size or len(y)
-        batches = -(-len(y) // size)  # rounded up
-        total = theta.new_zeros(theta.shape)
+        batch_size = self.batch_size or len(y)
+        batches = math.ceil(len(y) / batch_size)
+        change = theta.new_zeros(theta.shape)
         for step in range(self.steps):
-            start = step % batches * size  # batches in turn
-            labels = y[start : start + size]
-            sums = model.clipped_sums(theta - total, x[start : start + size], labels, math.inf)
-            total += self.learning_rate / len(labels) * sums
-        return total
+            start = step % batches * batch_size  # batches in turn
+            batch = slice(start, start + batch_size)
+            sums = model.clipped_sums(theta - change, x[batch], y[batch], math.inf)
+            change += self.learning_rate / len(y[batch]) * sums
+        return change
 
     def shares(self, recipe: Server) -> tuple[float, float]:
-        """Returns the scales of updates over C_t, and of counts, that give both the noise σ.
+        """Returns the scales of updates over C_t, and of counts, with which both have the noise σ.
 
         Let the updates' noise have the multiplier s, and the count's noise the deviation b, with
         σ⁻² = s⁻² + (2b)⁻² (Andrew et al. 2021, Theorem 1). Scaled by σ/s and σ/b, a clipped update
@@ -205,7 +206,7 @@ class Client(Group):
             SpecError: the noise of counts is too small for this noise multiplier.
         """
         sigma = recipe.multiplier
-        count_noise = self.count_noise or recipe.batch_size / _COUNT_NOISE
+        count_noise = self.count_noise or recipe.batch_size / _CLIENTS_PER_NOISE
         count_scale = sigma / count_noise
         if count_scale >= 2:
             raise SpecError(
@@ -267,7 +268,7 @@ def clipped(update: "Tensor", clip_norm: "Tensor") -> "Tensor":
 
 @dataclass(frozen=True)
 class GroupedModel:
-    """Sums over users or clients, with what a training uses of a `PackedModel`.
+    """Sums over users or clients, with those methods of `PackedModel` that a training uses.
 
     Attributes:
         records: computes gradients of records.
@@ -313,7 +314,7 @@ class GroupedModel:
             x: features of B units, [B, records, ...].
             y: labels of the records [B, records].
             clip_norm: C, or infinity.
-            weights: factor of each unit in each model, [n, B]; None for 1.
+            weights: factor of each unit in each model, [n, B]; None for 1 everywhere.
         """
         total = theta.new_zeros(theta.shape)
         parameters = self._parameters(theta)
@@ -323,7 +324,7 @@ class GroupedModel:
             total += sent if weights is None else sent * weights[:, number, None]
         return total
 
-    # A method of `PackedModel`; options with views and groups are refused.
+    # As `PackedModel` has this method. It is never called: options refuse views of grouped records.
     viewed_sums = clipped_sums
 
     def _parameters(self, theta: "Tensor") -> "Tensor":

@@ -25,9 +25,9 @@ State = dict[str, "Tensor"]  # values that an optimizer keeps between steps, flo
 
 @dataclass(frozen=True)
 class Noisy:
-    """A step's release."""
+    """The release of one step."""
 
-    summed: Tensor  # gradients, canary and noise, float [n, p]
+    summed: Tensor  # sums of gradients, canary and noise, float [n, p]
     batch_size: int  # |B|, expected
     rate: float  # the learning rate η of this step
     number: int  # the step's number, from 1
@@ -55,14 +55,12 @@ class Optimizer(Plugin):
             state: what this method stores for later steps; empty at the first one.
         """
 
-    def torch(
-        self,
-        parameters: Iterable[nn.Parameter],
-        rate: float,
-    ) -> optim.Optimizer:
+    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
         """Returns torch's optimizer for one model, with the fields of this class as its options.
 
-        Its rate is set again at every step.
+        Args:
+            parameters: parameters of the model.
+            rate: learning rate of the first step; the caller sets it again at every step.
         """
         from torch import optim
 
@@ -123,13 +121,13 @@ class Adam(Optimizer):
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         step = noisy.number
         unbiased_second = second / (1 - beta2**step)
-        root = unbiased_second.sqrt_().add_(self.eps)
+        denominator = unbiased_second.sqrt_().add_(self.eps)
         step_size = noisy.rate / (1 - beta1**step)
-        theta.addcdiv_(first, root, value=-step_size)
+        theta.addcdiv_(first, denominator, value=-step_size)
 
 
 class Schedule(Plugin):
-    """Base of all schedules. The rate rises over `warmup` steps, then `factor` decides."""
+    """Base of all schedules. The rate rises over `warmup` steps, then it is scaled by `factor`."""
 
     kind = "schedule"
     home = "dpaudit_ray.mechanisms.dp_sgd.updates"
@@ -138,7 +136,12 @@ class Schedule(Plugin):
 
     @abstractmethod
     def factor(self, step: int, steps: int) -> float:
-        """Returns the learning rate's factor at `step` = 0, ..., steps - 1 after the warm-up."""
+        """Returns the factor of the learning rate at a step after the warm-up.
+
+        Args:
+            step: number of steps since the warm-up, 0, ..., steps - 1.
+            steps: number of all steps after the warm-up.
+        """
 
     @property
     def length(self) -> int:
@@ -146,7 +149,13 @@ class Schedule(Plugin):
         return 1
 
     def rate(self, learning_rate: float, step: int, steps: int) -> float:
-        """Returns the learning rate of `step` = 1, ..., steps of a training."""
+        """Returns the learning rate of a step.
+
+        Args:
+            learning_rate: the rate of the first step after the warm-up.
+            step: number of the step, 1, ..., steps.
+            steps: number of steps of the training.
+        """
         if step <= self.warmup:
             return learning_rate * step / self.warmup
         step_after_warmup = step - self.warmup - 1
@@ -180,7 +189,7 @@ class Cosine(Schedule):
 
     name: Literal["cosine"] = "cosine"
     final: NonNegativeFloat = 0.0  # share of the rate at the end
-    over: Count | None = None  # steps of the fall; null: to the end
+    over: Count | None = None  # number of steps in which it falls; null: to the end
 
     @property
     def length(self) -> int:

@@ -8,7 +8,7 @@ by Gauss-Legendre quadrature on panels that are short compared with s and end wh
 smooth (Nyström's method): the error falls exponentially with the number of nodes. All terms are
 positive, so the relative error of small densities is as low as that of large ones. A density is a
 polynomial on each panel, so the mass below any point is exact, too. The two worlds, "out" and
-"in", are (ε, δ)-close if
+"in" (without and with the canary), are (ε, δ)-close if
 
     δ ≥ ∫ max(p_in - e^ε p_out, 0)   and the same with the worlds exchanged
 
@@ -35,13 +35,13 @@ REACH = 14.0  # standard deviations of noise that are covered: e^-98 lies outsid
 MAX_ENTRIES = 40_000_000  # entries of the transition matrix: 1 GB while it is built
 
 RAREST = 1e-20  # error rate; rarer errors are ignored, as noise that far out is not covered
-_FLOOR = 1e-300
+_FLOOR = 1e-300  # stands for probabilities and densities of 0, whose logarithm would be infinite
 _ROOT_2_PI = math.sqrt(2 * math.pi)
-_LEVEL = 1e-10  # differences in μ that are rounding
+_ROUNDING = 1e-10  # differences in μ that are due to rounding
 
 TUNED_AT = 1e-5  # δ at which widths are compared
-_RATES = np.arange(1, 20) / 20  # false-positive rates whose thresholds are tried
-_SPACING = math.log(2) / 2  # between logarithms of widths that are tried
+_FALSE_POSITIVE_RATES = np.arange(1, 20) / 20  # of the tests whose thresholds are tried
+_LOG_SPACING = math.log(2) / 2  # between the logarithms of widths that are tried
 
 _NODES, _WEIGHTS = legendre.leggauss(ORDER)  # on [-1, 1]
 _AT_LEFT = (-1.0) ** np.arange(ORDER + 1)  # Legendre polynomials at -1; all are 1 at 1
@@ -72,25 +72,25 @@ class Panels:
 
     @classmethod
     def covering(cls, process: Process, steps: int, refine: int) -> "Panels":
-        """Returns panels for θ_1..θ_steps, `refine` times as many as are needed.
+        """Returns panels for θ_1..θ_steps, as long as a step's noise, or shorter on the slope.
 
         Args:
             process: the landscape and its steps.
             steps: number of steps.
-            refine: factor of the number of panels.
+            refine: divisor of the panels' length: 1, or more to estimate the error.
         """
         low, high = reach(process, steps)
         longest = process.step_noise / refine
-        longest_inside = longest
+        longest_on_slope = longest
         if process.gradient == "linear":
             # A step stretches distances on the slope by this factor.
-            longest_inside = longest / (1 + process.clip_norm / process.width)
+            longest_on_slope = longest / (1 + process.clip_norm / process.width)
         breaks = [edge for edge in process.breaks if low < edge < high]
         edges = []
         for start, end in itertools.pairwise([low, *breaks, high]):
-            is_inside = abs((start + end) / 2 - process.threshold) < process.width
-            width = longest_inside if is_inside else longest
-            count = math.ceil((end - start) / width)
+            is_slope = abs((start + end) / 2 - process.threshold) < process.width
+            longest_here = longest_on_slope if is_slope else longest
+            count = math.ceil((end - start) / longest_here)
             edges.append(np.linspace(start, end, count + 1)[:-1])
         return cls(np.append(np.concatenate(edges), high))
 
@@ -111,7 +111,7 @@ class Mass:
         return below, above[::-1]
 
     def split(self, points: Floats) -> tuple[Floats, Floats]:
-        """Returns P(θ ≤ x) and P(θ > x) for points [k], both accurate if they are small."""
+        """Returns P(θ ≤ x) and P(θ > x) of points x [k], both accurate if they are small."""
         edges = self.panels.edges
         panel = np.searchsorted(edges, points) - 1
         panel = np.clip(panel, 0, len(edges) - 2)
@@ -136,27 +136,23 @@ def reach(process: Process, steps: int) -> tuple[float, float]:
 
 
 def matrix_entries(process: Process, steps: int) -> float:
-    """Returns about how many numbers the transition matrix of `evolve` will have.
+    """Estimates how many numbers the transition matrix of `evolve` will have.
 
-    A column is a quadrature node, and panels are as wide as a step's noise, with ORDER nodes each.
-    A node has entries for the nodes of one panel, and of REACH panels on both sides of it.
+    A column is a quadrature node; panels are as long as a step's noise, with ORDER nodes each. A
+    column has entries for the nodes of one panel, and of REACH panels on both sides of it.
     """
     low, high = reach(process, steps)
     columns = ORDER * (high - low) / process.step_noise
     return columns * ORDER * (2 * REACH + 1)
 
 
-def evolve(
-    process: Process,
-    horizons: Horizons,
-    refine: int = 1,
-) -> Iterator[tuple[Mass, Mass]]:
-    """Yields densities at each horizon, out and in, on panels `refine` times as fine.
+def evolve(process: Process, horizons: Horizons, refine: int = 1) -> Iterator[tuple[Mass, Mass]]:
+    """Yields the densities at each horizon without the canary and with it.
 
     Args:
         process: the landscape and its steps.
         horizons: steps, increasing.
-        refine: factor of the number of panels.
+        refine: as in `Panels.covering`.
     """
     panels = Panels.covering(process, horizons[-1], refine)
     nodes = panels.nodes.ravel()
@@ -185,6 +181,7 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
     # first[j] + 1, and so on.
     first = np.searchsorted(nodes, centres - REACH * noise)
     counts = np.searchsorted(nodes, centres + REACH * noise) - first
+    # Where the entries of each column begin among all entries.
     starts = np.append(0, np.cumsum(counts)).astype(np.int32)
     rows = np.arange(starts[-1], dtype=np.int32)
     offsets = first - starts[:-1]
@@ -202,12 +199,12 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
 
 @dataclass(frozen=True)
 class Power:
-    """The strength of a pair of densities.
+    """How well θ_t distinguishes the two worlds.
 
     Attributes:
         epsilon: the true ε at δ.
-        mu: the largest μ of tests "θ_t > `threshold`".
-        threshold: the threshold of that test.
+        mu: the largest μ of a test "θ_t > x".
+        threshold: the x of that test.
         epsilon_gdp: ε at δ if the pair were Gaussian with this μ.
     """
 
@@ -218,7 +215,7 @@ class Power:
 
 
 def power(outside: Mass, inside: Mass, delta: float) -> Power:
-    """Returns the exact strength of the pair at δ in (0, 1).
+    """Computes how well a pair of densities can be distinguished, for δ in (0, 1).
 
     Args:
         outside: density of θ_t without the canary.
@@ -226,12 +223,9 @@ def power(outside: Mass, inside: Mass, delta: float) -> Power:
         delta: δ of both ε.
     """
     mu, threshold = strongest_threshold(outside, inside)
-    epsilons = (
-        _epsilon(outside, inside, delta),
-        _epsilon(inside, outside, delta),
-    )
+    epsilon = max(_epsilon(outside, inside, delta), _epsilon(inside, outside, delta))
     epsilon_gdp = gdp.epsilon(max(mu, 0.0), delta)
-    return Power(max(epsilons), mu, threshold, float(epsilon_gdp))
+    return Power(epsilon, mu, threshold, float(epsilon_gdp))
 
 
 def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
@@ -239,7 +233,7 @@ def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
     points = outside.panels.edges
     mu = _mu(outside, inside, points)
     # All points of a gap between the two densities have the same μ: the middle one is chosen.
-    largest = np.flatnonzero(mu >= mu.max() - _LEVEL)
+    largest = np.flatnonzero(mu >= mu.max() - _ROUNDING)
     best = int(largest[len(largest) // 2])
 
     def loss(point: float) -> float:
@@ -247,15 +241,15 @@ def strongest_threshold(outside: Mass, inside: Mass) -> tuple[float, float]:
         (mu_at_point,) = _mu(outside, inside, np.array([point]))
         return -float(mu_at_point)
 
-    refined = _least_around(loss, points, best, relative=1e-6)
-    if -refined.fun > mu[best] + _LEVEL:
+    refined = _minimum_near(loss, points, best, relative=1e-6)
+    if -refined.fun > mu[best] + _ROUNDING:
         return float(-refined.fun), float(refined.x)
     return float(mu[best]), float(points[best])
 
 
 def _mu(outside: Mass, inside: Mass, points: Floats) -> Floats:
     """Returns z(1 - FPR) - z(FNR) of tests "θ > x"; 0 if an error is too rare to be computed."""
-    true_out, false_in = outside.split(points)
+    true_out, false_in = outside.split(points)  # probabilities of the guesses "out" and "in"
     false_out, true_in = inside.split(points)
     rarest = np.min([false_in, true_out, true_in, false_out], axis=0)
     mu = _normal_quantile(true_out, false_in) - _normal_quantile(false_out, true_in)
@@ -263,7 +257,7 @@ def _mu(outside: Mass, inside: Mass, points: Floats) -> Floats:
 
 
 def _normal_quantile(below: Floats, above: Floats) -> Floats:
-    """Returns Φ⁻¹(below) from a probability and its complement, the smaller of which is exact."""
+    """Returns Φ⁻¹(below), computed from the smaller of `below` and `above` = 1 - `below`."""
     smaller = np.minimum(below, above)
     z = special.ndtri(np.clip(smaller, _FLOOR, 0.5))
     return np.asarray(np.where(below < above, z, -z))
@@ -283,34 +277,35 @@ def _epsilon(p: Mass, q: Mass, delta: float) -> float:
     high = 1.0
     while divergence(high) > delta:
         high *= 2
-    root = optimize.brentq(lambda e: divergence(e) - delta, 0.0, high, xtol=1e-10)
+    root = optimize.brentq(lambda epsilon: divergence(epsilon) - delta, 0.0, high, xtol=1e-10)
     return float(root)
 
 
-def hockey_stick(
-    p: Mass,
-    q: Mass,
-) -> Callable[[float], float]:
-    """Returns ∫ max(p - e^ε q, 0) as a function of ε; log p / q is linear between two nodes."""
-    matters = p.density.ravel() > RAREST * p.density.max()
-    nodes = p.panels.nodes.ravel()[matters]
-    p_density = p.density.ravel()[matters]
-    q_density = np.maximum(q.density.ravel()[matters], _FLOOR)
+def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
+    """Returns ∫ max(p - e^ε q, 0) as a function of ε.
+
+    log p / q is taken to be linear between two nodes. So the intervals on which p exceeds e^ε q end
+    at a known point between the nodes where the sign changes.
+    """
+    is_relevant = p.density.ravel() > RAREST * p.density.max()
+    nodes = p.panels.nodes.ravel()[is_relevant]
+    p_density = p.density.ravel()[is_relevant]
+    q_density = np.maximum(q.density.ravel()[is_relevant], _FLOOR)
     log_ratio = np.log(p_density) - np.log(q_density)
 
     def divergence(epsilon: float) -> float:
         """Integrates p - e^ε q over the intervals in which it is positive."""
         excess = log_ratio - epsilon
-        is_inside = excess > 0
-        if not is_inside.any():
+        is_positive = excess > 0
+        if not is_positive.any():
             return 0.0
-        before = np.flatnonzero(is_inside[1:] != is_inside[:-1])
+        before = np.flatnonzero(is_positive[1:] != is_positive[:-1])  # nodes before a change
         after = before + 1
         share = excess[before] / (excess[before] - excess[after])
         ends = nodes[before] + share * (nodes[after] - nodes[before])
-        if is_inside[0]:
+        if is_positive[0]:
             ends = np.append(-np.inf, ends)
-        if is_inside[-1]:
+        if is_positive[-1]:
             ends = np.append(ends, np.inf)
         intervals = ends.reshape(-1, 2)
         factor = float(np.exp(epsilon))
@@ -320,7 +315,11 @@ def hockey_stick(
 
 
 def _masses(world: Mass, intervals: Floats) -> float:
-    """Returns P(θ in one of the intervals [k, 2]), from the side where nothing cancels."""
+    """Returns P(θ in one of the intervals [k, 2]).
+
+    Each is a difference of masses below its ends, or above them: whichever are smaller, so that
+    less is lost by cancellation.
+    """
     edges = world.panels.edges
     points = np.clip(intervals, edges[0], edges[-1]).ravel()
     below, above = world.split(points)
@@ -333,14 +332,14 @@ def _masses(world: Mass, intervals: Floats) -> float:
 
 
 def final_power(process: Process, steps: int) -> Power:
-    """Returns the power, at `TUNED_AT`, of an adversary who gets θ_`steps`."""
+    """Returns the power, for δ = `TUNED_AT`, of an adversary who gets θ after `steps` steps."""
     ((outside, inside),) = evolve(process, (steps,))
     return power(outside, inside, TUNED_AT)
 
 
 @lru_cache(maxsize=64)
 def best_threshold(process: Process, steps: int) -> float:
-    """Returns the threshold h whose final model has the largest μ.
+    """Returns the threshold h with which the final model has the largest μ.
 
     It tries the threshold of `process`, and those of the most powerful tests of θ_1 at rates α:
     h = std(θ_1) Φ⁻¹(1 - α), as in Alg. 5. There, the printed range of α starts at 0, which is
@@ -351,50 +350,50 @@ def best_threshold(process: Process, steps: int) -> float:
         """Returns the μ of the final model if the loss has this threshold."""
         return final_power(replace(process, threshold=threshold), steps).mu
 
-    tests = process.first_noise * special.ndtri(1 - _RATES)
+    tests = process.first_noise * special.ndtri(1 - _FALSE_POSITIVE_RATES)
     thresholds = [process.threshold, *map(float, tests)]
     return max(thresholds, key=mu)
 
 
 @lru_cache(maxsize=64)
 def best_width(process: Process, steps: int) -> float:
-    """Returns the half-width w of a linear g whose final model has the largest ε at `TUNED_AT`.
+    """Returns the half-width w of a linear g with which the final model has the largest ε.
 
-    ε has several local maxima in w. So widths from a quarter of a step's noise to 64 times the
-    noise of the first step are scanned, and the best is refined.
+    ε, at δ = `TUNED_AT`, has several local maxima in w. So widths from a quarter of a step's noise
+    to 64 times the noise of the first step are scanned, and the best one is refined.
     """
 
     def loss(log_width: float) -> float:
         """Returns minus the ε of the final model for this width."""
-        wider = replace(process, width=math.exp(log_width))
-        return -final_power(wider, steps).epsilon
+        changed = replace(process, width=math.exp(log_width))
+        return -final_power(changed, steps).epsilon
 
     low = math.log(process.step_noise / 4)
     high = math.log(64 * process.first_noise)
-    intervals = math.ceil((high - low) / _SPACING)
+    intervals = math.ceil((high - low) / _LOG_SPACING)
     log_widths = np.linspace(low, high, intervals + 1)
     losses = [loss(log_width) for log_width in log_widths]
     best = int(np.argmin(losses))
-    refined = _least_around(loss, log_widths, best, absolute=1e-2)
+    refined = _minimum_near(loss, log_widths, best, absolute=1e-2)
     if refined.fun < losses[best]:
         return math.exp(refined.x)
     return math.exp(log_widths[best])
 
 
-def _least_around(
+def _minimum_near(
     function: Callable[[float], float],
     points: Floats,
     index: int,
     absolute: float = 0.0,
     relative: float = 0.0,
 ) -> Any:
-    """Minimizes between the neighbours of a point.
+    """Minimizes a function between the two neighbours of a point; returns SciPy's result.
 
     Args:
         function: the function to minimize.
         points: rising points, float64 [n].
-        index: number of the point.
-        absolute: tolerance.
+        index: index of the point among these.
+        absolute: tolerance of the minimum's place.
         relative: further tolerance, as a share of the neighbours' distance.
     """
     low = points[max(index - 1, 0)]

@@ -58,7 +58,7 @@ class Landscape(Mechanism):
     width: Annotated[float | Literal["tuned"], BeforeValidator(_width)] = "tuned"  # of the rise
     first_step: FirstStep = "unscaled"  # over B (`scaled`) or not
     backend: Literal["sampled", "exact"] = "sampled"  # run trials, or closed forms
-    seed: NonNegativeInt = 0  # of the trials
+    seed: NonNegativeInt = 0  # seed of the trials
 
     @property
     def sampled(self) -> bool:
@@ -66,7 +66,7 @@ class Landscape(Mechanism):
 
     @property
     def auto_pack_size(self) -> int:
-        """Returns 256 to 5000 trials, by 5,000,000 steps in all: a tenth of a second."""
+        """256 to 5000 trials, of 5,000,000 steps in all if possible: a tenth of a second."""
         return max(256, min(5000, 5_000_000 // self.steps))
 
     def horizons(self, record_every: int | None) -> Horizons:
@@ -111,12 +111,8 @@ class Landscape(Mechanism):
         is_gaussian = horizon == 1 or self.gradient == "constant"
         return TradeOff.GAUSSIAN if is_gaussian else TradeOff.UNKNOWN
 
-    def open(
-        self,
-        adversary: Adversary,
-        *_: Any,
-        **__: Any,
-    ) -> Session:
+    def open(self, adversary: Adversary, *_: Any, **__: Any) -> Session:
+        """Returns the process itself as the session: seeds, device and preparation are unused."""
         return self.process(adversary)
 
     def exact(
@@ -128,9 +124,9 @@ class Landscape(Mechanism):
     ) -> dict[int, tuple[Estimate, ...]]:
         """Returns the true ε, and the best test's μ converted to ε, for `backend: exact`.
 
-        No trial is involved, so the confidence is 1. The true ε of one adversary is a lower bound
-        on the mechanism's, and so is its μ; converted as if the curve were Gaussian, that gives up
-        to four times this ε.
+        No trial is involved, so the confidence is 1. The true ε and μ of one adversary are lower
+        bounds on those of the mechanism. Converted to ε as if the trade-off curve were Gaussian, μ
+        gives up to four times the true ε.
         """
         from .exact import evolve, power
 
@@ -140,6 +136,7 @@ class Landscape(Mechanism):
         densities = evolve(self.process(adversary), horizons)
         for step, (outside, inside) in zip(horizons, densities, strict=True):
             best = power(outside, inside, delta)
+            # Fields of an estimate from ε on: with confidence 1, by 0 trials.
             numbers = (best.epsilon_gdp, best.mu, delta, 1.0, 0, best.threshold)
             estimates[step] = (
                 Estimate("exact-gdp", Status.IF_GAUSSIAN, *numbers),
@@ -148,7 +145,10 @@ class Landscape(Mechanism):
         return estimates
 
     def process(self, adversary: Adversary) -> Process:
-        """Returns the process of this adversary; searches its threshold or width if options ask."""
+        """Returns the process for this adversary; searches for a threshold or width if options ask.
+
+        A search maximizes what the final model reveals, see `exact`.
+        """
         from . import exact
 
         process = Process(
@@ -160,7 +160,8 @@ class Landscape(Mechanism):
             threshold=math.nan,
             width=math.nan,
         )
-        # Threshold and width are relative to the canary and to a step's noise, which are known now.
+        # "optimal" depends on the canary's shift, and the width is in units of a step's noise: the
+        # process, which computes both, gets them afterwards.
         threshold_option = cast(LandscapeAdversary, adversary).threshold
         threshold = process.canary / 2  # also where a search for the threshold starts
         if not isinstance(threshold_option, str):
@@ -176,6 +177,7 @@ class Landscape(Mechanism):
 
     @property
     def _tunes_width(self) -> bool:
+        """Whether the width is searched."""
         return self.gradient == "linear" and self.width == "tuned"
 
     def _check_grid(self) -> None:

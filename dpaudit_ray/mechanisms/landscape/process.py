@@ -38,7 +38,7 @@ class Process:
 
     @property
     def first_scale(self) -> float:
-        """Factor of the first step: 1, or 1/B."""
+        """Factor of the first step: 1, or 1/B if it is scaled like all others."""
         return 1.0 if self.first_step == "unscaled" else 1.0 / self.batch_size
 
     @property
@@ -80,7 +80,7 @@ class Process:
     def run(self, members: Members, seed: int, horizons: Horizons) -> Floats:
         """Returns θ_t of independent runs at each horizon, float64 [n, horizons].
 
-        Members, bool [n], have the canary, which shifts θ up.
+        These are scores, too, since the canary shifts θ up.
 
         Args:
             members: bool [n], True if the canary is in.

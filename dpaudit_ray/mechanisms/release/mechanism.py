@@ -43,10 +43,10 @@ from ..base import (
 from .pairs import Pair, PairSource, named_pairs
 
 _log = logging.getLogger(__name__)
-PACK = 100_000  # trials of a pack: they take bytes of memory each, not megabytes
+PACK = 100_000  # trials of a pack: a trial takes bytes of memory, not megabytes
 # Outputs of a call that are compared with each other. Fair coins are all heads in one call and all
 # tails in the next with probability 2^-31.
-_PROBED = 16
+_PROBES = 16
 
 
 class Release(Mechanism):
@@ -54,8 +54,8 @@ class Release(Mechanism):
 
     `pairs` is a function that returns a list of pairs, `{vectors: 5}` for patterns of vectors of
     query answers, or `{table: "module:name"}` for neighbours of a table. Of several pairs, the
-    adversary chooses one by its own runs before the first trial. `claim` is what is promised:
-    `{epsilon: 1}` and all others of `mechanism: function`.
+    adversary chooses one by its own runs before the first trial. `claim` is what is promised, such
+    as `{epsilon: 1}`, in any form that `mechanism: function` accepts.
     """
 
     uses_torch = False
@@ -88,7 +88,7 @@ class Release(Mechanism):
         return PACK
 
     def horizons(self, record_every: int | None) -> Horizons:
-        """Returns the only step. Raises SpecError if the sweep records others."""
+        """Returns (1,), the only step. Raises SpecError if the sweep sets `record_every`."""
         if record_every is not None:
             raise SpecError(
                 "audit.record_every", f"is {record_every}, but a release has no steps; leave it out"
@@ -102,14 +102,9 @@ class Release(Mechanism):
     @property
     def code_paths(self) -> tuple[str, ...]:
         """The path of the release, and the paths of pairs and claim if they are code."""
-        paths = [self.path]
-        if isinstance(self.pairs, str):
-            paths.append(self.pairs)
-        elif hasattr(self.pairs, "table"):
-            paths.append(self.pairs.table)
-        if self.claim.code:
-            paths.append(self.claim.code)
-        return tuple(paths)
+        pairs = self.pairs
+        of_pairs = pairs if isinstance(pairs, str) else getattr(pairs, "table", None)
+        return tuple(filter(None, (self.path, of_pairs, self.claim.code)))
 
     def claimed(self, adversary: Adversary, horizon: int) -> Claim:
         """Returns the stated claim."""
@@ -118,13 +113,14 @@ class Release(Mechanism):
     def preparation(self, adversary: Adversary) -> Preparation | None:
         """Returns a preparation with a part for each pair of inputs.
 
-        A part computes the ε that the adversary expects to show with its pair. None if there is
-        nothing to choose: there is one pair only, or the adversary does not compare pairs.
+        A part estimates the ε that the adversary can show with its pair. There is no preparation
+        if there is only one pair, or if the adversary does not compare pairs.
         """
         pairs = len(named_pairs(self.pairs))
         if pairs == 1 or not cast(OutputAdversary, adversary).searches:
             return None
-        # Audits with the same settings share a preparation. Of the claim, a part uses δ only.
+        # Audits with the same settings share a preparation, so of the claim they have δ only: no
+        # part depends on the rest of it.
         identity = self.identity()
         identity.pop("claim")
         settings: dict[str, Any] = {"release": identity, "adversary": adversary.identity()}
@@ -132,14 +128,8 @@ class Release(Mechanism):
             settings["delta"] = self._delta
         return Preparation(pairs, settings)
 
-    def prepare_part(
-        self,
-        adversary: Adversary,
-        part: int,
-        seeds: PartSeeds,
-        gpu: bool,
-    ) -> Arrays:
-        """Returns the ε that the adversary expects of one pair, from runs that are no trials."""
+    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+        """Returns the ε that the adversary expects of one pair, from runs that are not trials."""
         pattern, pair = named_pairs(self.pairs)[part]
         rng = np.random.default_rng(seeds.part)
         draws = self._draws(pair)
@@ -170,10 +160,11 @@ class Release(Mechanism):
 
     @property
     def _delta(self) -> float:
-        """δ of the claim, if it has a δ: rarer events refute nothing."""
+        """δ of the claim, as events that are rarer refute nothing; 0 if it has none."""
         return float(getattr(self.claim, "delta", 0.0))
 
     def _release(self) -> Callable[..., Outputs]:
+        """Imports the user's function. Raises SpecError if it does not take the options."""
         arguments = ("data", "rng", "n")
         return imports.function(self.path, "mechanism.path", *arguments, options=self.options)
 
@@ -194,6 +185,9 @@ class _Draws:
     def __call__(self, member: bool, runs: int, rng: Generator) -> Outputs:
         """Returns `runs` outputs. Raises TypeError if the function returns another number.
 
+        If the call raises, each output comes from a separate call, as the exception of a single
+        output is an output, too.
+
         Args:
             member: False for the first input, True for the second.
             runs: number of outputs.
@@ -211,12 +205,7 @@ class _Draws:
             return list(self._one_by_one(data, runs, rng))
         return _counted(outputs, runs, self.path)
 
-    def _one_by_one(
-        self,
-        data: Any,
-        runs: int,
-        rng: Generator,
-    ) -> Iterator[Any]:
+    def _one_by_one(self, data: Any, runs: int, rng: Generator) -> Iterator[Any]:
         """Yields outputs, each by a separate call; an exception is an output, too.
 
         Args:
@@ -237,16 +226,16 @@ class _Draws:
 
 @dataclass(frozen=True)
 class _Releases:
-    """A session whose trials are releases."""
+    """A session, each trial of which is one output of the release."""
 
     draw: _Draws
     score: Scorer
 
     def run(self, members: Members, seed: int, horizons: Horizons) -> Scores:
-        """Implements `Session.run`: one call for all trials of an input, one for the other."""
+        """Implements `Session.run`, with one call for all trials of each input."""
         scores = np.empty((len(members), 1))
-        worlds = np.random.SeedSequence(seed).spawn(2)
-        for member, world_seed in zip((False, True), worlds, strict=True):
+        world_seeds = np.random.SeedSequence(seed).spawn(2)
+        for member, world_seed in zip((False, True), world_seeds, strict=True):
             rows = np.flatnonzero(members == member)
             if len(rows):
                 rng = np.random.default_rng(world_seed)
@@ -256,7 +245,7 @@ class _Releases:
 
 
 def _counted(outputs: Outputs, runs: int, path: str) -> Outputs:
-    """Returns outputs if there are as many as runs. Raises TypeError if not."""
+    """Returns the outputs of a call. Raises TypeError unless there is one for each run."""
     is_text = isinstance(outputs, str | bytes)
     is_listed = isinstance(outputs, Sequence | np.ndarray) and not is_text
     if not is_listed or getattr(outputs, "ndim", 1) == 0 or len(outputs) != runs:
@@ -269,12 +258,12 @@ def _check_apart(draw: _Draws) -> None:
     """Raises SpecError if a call draws its noise only once for all of its outputs.
 
     Such outputs would count as independent trials. A release that gives the same output in every
-    call is another thing: it has no noise, which is for the audit to find.
+    call is not refused: it has no noise, which is for the audit to find.
     """
     calls = []
     for seed in (1, 2):
         try:
-            calls.append(draw(False, _PROBED, np.random.default_rng(seed)))
+            calls.append(draw(False, _PROBES, np.random.default_rng(seed)))
         except TypeError as error:
             raise SpecError("mechanism.path", str(error)) from error
     if all(isinstance(output, Raised) for output in calls[0]):
@@ -291,6 +280,6 @@ def _check_apart(draw: _Draws) -> None:
     if equal_in_a_call and not equal_in_both:
         raise SpecError(
             "mechanism.path",
-            f"{draw.path} gave {_PROBED} equal outputs in each call, which differ between calls; "
+            f"{draw.path} gave {_PROBES} equal outputs in each call, which differ between calls; "
             "draw noise for each output of a call",
         )

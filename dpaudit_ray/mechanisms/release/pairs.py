@@ -12,7 +12,7 @@ from ...plugins import Count, ImportPath, Strict
 from ...stats.error_rates import Floats
 
 Pair = tuple[Any, Any]
-_FAR = 200  # beyond the domain of a column
+_DISTANCE_BEYOND = 200  # from the bounds of a column to a record outside of them
 _LARGEST = 1e12  # value of an extreme record: larger ones overflow in sums of squares
 
 
@@ -22,40 +22,44 @@ class VectorPairs(Strict):
     These are the patterns of StatDP (Ding et al. 2018) and DP-Sniper (Bichsel et al. 2021).
     """
 
-    vectors: Count  # numbers of each vector
+    vectors: Count  # number of answers in each vector
     change: PositiveFloat = 1.0  # of an answer
 
     def pairs(self) -> Iterator[tuple[str, Pair]]:
-        """Yields pairs by the name of their pattern."""
+        """Yields pairs of vectors, each with the name of its pattern."""
         n = self.vectors
-        half = np.arange(n) < (n + 1) // 2
-        first = np.arange(n) == 0
-        moves = {
-            "one above": np.where(first, 1, 0),
-            "one below": np.where(first, -1, 0),
-            "one above, others below": np.where(first, 1, -1),
-            "one below, others above": np.where(first, -1, 1),
-            "half above, half below": np.where(half, 1, -1),
+        in_first_half = np.arange(n) < (n + 1) // 2
+        is_first = np.arange(n) == 0
+        changes = {  # of each answer, from the first vector of a pair to the second
+            "one above": np.where(is_first, 1, 0),
+            "one below": np.where(is_first, -1, 0),
+            "one above, others below": np.where(is_first, 1, -1),
+            "one below, others above": np.where(is_first, -1, 1),
+            "half above, half below": np.where(in_first_half, 1, -1),
             "all above": np.ones(n),
         }
-        level = np.full(n, self.change)
-        # Short vectors have fewer patterns, of which the first name is kept.
-        by_move = {tuple(move.tolist()): name for name, move in reversed(moves.items())}
-        for move, name in reversed(by_move.items()):
-            yield name, (level, level + self.change * np.array(move))
+        answers = np.full(n, self.change)
+        # Patterns of short vectors may be equal: the first name of each is kept, so it comes last.
+        names = {tuple(change.tolist()): name for name, change in reversed(changes.items())}
+        for change, name in reversed(names.items()):
+            yield name, (answers, answers + self.change * np.array(change))
         if n > 1:
-            yield "two halves exchanged", (self.change * half, self.change * ~half)
+            yield (
+                "two halves exchanged",
+                (self.change * in_first_half, self.change * ~in_first_half),
+            )
 
 
 class TablePairs(Strict):
-    """A table of records, as a function returns it, and its neighbours.
+    """A user's table of records, and neighbours that differ from it in one record.
 
-    A neighbour lacks a record, has a copy more, or has a record more, or another one, that is
-    missing, infinite, extreme or outside of the domain.
+    A neighbour lacks a record ("remove"), has an additional one ("add"), or has another one in
+    place of the first ("replace"). Added and replacing records are missing, infinite, extreme, at
+    the bounds of the columns or beyond them; "add" also repeats a record.
     """
 
     table: ImportPath  # function that returns the table
-    units: tuple[str, ...] = ("add", "remove")  # what makes neighbours; "replace" is another
+    units: tuple[str, ...] = ("add", "remove")  # ways in which neighbours differ; also "replace"
 
     @field_validator("units", mode="before")
     @classmethod
@@ -67,10 +71,10 @@ class TablePairs(Strict):
         return tuple(units)
 
     def pairs(self) -> Iterator[tuple[str, Pair]]:
-        """Yields pairs by what is done to a record.
+        """Yields pairs of neighbouring tables, each with a name for their difference.
 
         Raises:
-            SpecError: the function returns no table of numbers with two records.
+            SpecError: the function does not return a table of numbers with two or more records.
         """
         table = imports.function(self.table, "mechanism.pairs.table")()
         is_frame = hasattr(table, "to_numpy")
@@ -84,27 +88,27 @@ class TablePairs(Strict):
             )
         records = values.astype(float)
 
-        def as_given(rows: Floats) -> Any:
-            """Returns rows as the function returned its table: as an array, or a data frame."""
+        def in_users_type(rows: Floats) -> Any:
+            """Returns rows in the type of the user's table: an array, a data frame or a series."""
             if not is_frame:
                 return rows
             columns = getattr(table, "columns", None)
-            if columns is None:
+            if columns is None:  # a series
                 return type(table)(rows)
             return type(table)(rows, columns=columns)
 
         for name, (before, after) in _neighbours(records, self.units):
-            yield name, (as_given(before), as_given(after))
+            yield name, (in_users_type(before), in_users_type(after))
 
 
 def _neighbours(
     records: Floats, units: Sequence[str]
 ) -> Iterator[tuple[str, tuple[Floats, Floats]]]:
-    """Yields pairs of neighbouring tables, each by a name for their difference.
+    """Yields pairs of neighbouring tables, each with a name for their difference.
 
     Args:
-        records: the user's table, float64 [n] or [n, columns]; but for the last pair, it is the
-            first table of each.
+        records: the user's table, float64 [n] or [n, columns]. It is the first table of all pairs
+            but the last pair of "replace".
         units: ways in which neighbours may differ, as in `TablePairs`.
     """
     low = np.nanmin(records, axis=0, keepdims=True)
@@ -112,8 +116,8 @@ def _neighbours(
     unusual_records = {
         "highest": high,
         "lowest": low,
-        "above the domain": high + _FAR,
-        "below the domain": low - _FAR,
+        "above the domain": high + _DISTANCE_BEYOND,
+        "below the domain": low - _DISTANCE_BEYOND,
         "extreme": np.full_like(high, _LARGEST),
         "infinite": np.full_like(high, np.inf),
         "missing": np.full_like(high, np.nan),
@@ -142,10 +146,10 @@ PairSource: TypeAlias = str | VectorPairs | TablePairs
 
 
 def named_pairs(source: PairSource) -> list[tuple[str, Pair]]:
-    """Returns all pairs of a source by name.
+    """Returns all pairs of a source, each with its name.
 
     Raises:
-        SpecError: the user's function returns no list of pairs.
+        SpecError: the user's function does not return a list of pairs.
     """
     if not isinstance(source, str):
         return list(source.pairs())
