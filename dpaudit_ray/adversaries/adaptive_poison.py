@@ -27,8 +27,8 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
     pseudo-code ascends. To first order, the query's own clipped gradient, which
     `intermediate-poison` inserts, lowers the loss as much.
 
-    Crafting takes .4 (`cnn4` on 28 x 28 pixels) to 6 (`mlp3` on 600 features) times as long as a
-    packed step on 128 examples, for the models that a step samples. Networks that `torch.func`
+    Crafting takes 0.4 times (`cnn4` on 28 x 28 pixels) to 6 times (`mlp3` on 600 features) as long
+    as a packed step on 128 examples, for the models that a step samples. Networks that `torch.func`
     cannot run are refused.
     """
 
@@ -44,7 +44,7 @@ class AdaptivePoison(Poisoner, TrajectoryAdversary[ChangingCanary]):
         return AdaptiveCanary(public, query, ranges(public), self)
 
     def observer(self, canary: ChangingCanary, public: PublicKnowledge, models: int) -> LossPath:
-        """Follows the loss of the query, and not of the inserted examples, in each model."""
+        """Returns an observer of the query's loss in each model; inserted examples do not count."""
         assert isinstance(canary, AdaptiveCanary)
         no_loss_yet = public.initial.new_zeros(models)
         return LossPath(public, canary.query, self.statistic, no_loss_yet)
@@ -58,7 +58,7 @@ class AdaptiveCanary(ChangingCanary):
 
     public: PublicKnowledge
     query: SampleCanary
-    ranges: tuple[Tensor, Tensor]  # within which features stay, [1, ...] each
+    ranges: tuple[Tensor, Tensor]  # least and largest value of each feature, [1, ...] each
     options: AdaptivePoison
 
     def at(self, step: int, theta: Tensor) -> GradientCanary:

@@ -49,7 +49,7 @@ class AddedRecord(LossAdversary):
         return public.pretrained(self.start_steps, seed)
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
-        """Returns a record, or an input with the label that is least likely at θ_0."""
+        """Returns a record, or an input with the wrong label that is least likely at θ_0."""
         x, y = draw_record(public, rng)
         if self.canary == "record":
             return SampleCanary(x, y)
@@ -74,12 +74,12 @@ def draw_record(public: PublicKnowledge, rng: Generator) -> tuple[Tensor, Tensor
 
 
 def least_likely_label(public: PublicKnowledge, x: Tensor, y: Tensor) -> Tensor:
-    """Returns the label with the largest loss at θ_0, int64 [1].
+    """Returns the wrong label with the largest loss at θ_0, int64 [1].
 
     Args:
-        public: knows the loss and θ_0.
+        public: computes losses, and has θ_0.
         x: an input, [1, ...].
-        y: the label that is excluded, int64 [1].
+        y: its right label, which is excluded, int64 [1].
     """
     import torch
 

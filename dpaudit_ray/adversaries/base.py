@@ -1,8 +1,8 @@
 """The interface of adversaries against DP-SGD: craft before training, score what is released.
 
-The access level is the type an adversary derives from. A `FinalModelAdversary` gets θ_0, θ_T and
-the canary it crafted, nothing else; a `TrajectoryAdversary` watches every step. The secret bit is
-in no object that reaches either.
+The access level is the class that an adversary derives from. A `FinalModelAdversary` gets only θ_0,
+θ_T and the canary that it crafted; a `TrajectoryAdversary` observes every step. No object that
+reaches either of them contains the secret bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHADOWS_PER_PART = 16  # shadow models that are trained together
 
 @dataclass(frozen=True)
 class GradientCanary:
-    """A gradient that is added to the clipped sum, norm at most C.
+    """A gradient of norm C at most, which is added to the sum of clipped gradients.
 
     `direction` is float [p]. It is [n, p] if each of n models has its own, and [m, p], perhaps
     sparse (COO), if each training run has m canaries with a secret bit each.
@@ -39,7 +39,7 @@ class GradientCanary:
 
 @dataclass(frozen=True)
 class SampleCanary:
-    """Examples that join the batch, one for each bit: `x` [m, ...], `y` [m], clipped as others."""
+    """Examples x [m, ...], y [m] that join the batch, one for each bit; gradients are clipped."""
 
     x: Tensor  # entries of at most 1e15, so that gradients have a norm in float32
     y: Tensor
@@ -47,7 +47,7 @@ class SampleCanary:
 
 @dataclass(frozen=True)
 class RecordCanary(SampleCanary):
-    """Private records, numbers `indices` int64 [m] of the data; if "out", no batch has them."""
+    """Private records, by their `indices` in the data, int64 [m]; if "out", no batch has them."""
 
     indices: Tensor
 
@@ -90,11 +90,11 @@ class PublicKnowledge(Protocol):
     # σ: the noise on a sum of clipped gradients has deviation σC; or correlated noise C⁻¹ z is made
     # of normals z with that deviation
     noise_multiplier: float
-    batch_size: int  # |B|, by which sums are divided: the expected size where batches vary
-    sample_rate: float  # the chance that a step has the canary; 1 where batches are fixed
+    batch_size: int  # |B|, by which sums are divided: the expected size if batches vary
+    sample_rate: float  # probability that a step has the canary; 1 if batches are fixed
     classes: int  # number of classes; 0 for regression
     examples: int  # number of training examples
-    offset: int  # the canary is in steps that equal it modulo the period: 1 if noise is correlated
+    offset: int  # the canary is in steps t ≡ offset modulo the period: 1 for correlated noise, or 0
 
     @property
     def strategy(self) -> NDArray[np.float64] | None:
@@ -105,39 +105,45 @@ class PublicKnowledge(Protocol):
         """θ_0, float [p]."""
 
     def rate(self, step: int) -> float:
-        """The learning rate of `step`, from 1 on."""
+        """Returns the learning rate of `step`, from 1 on."""
 
     def example(self, index: int) -> tuple[Tensor, Tensor]:
-        """Training example `index` as x [1, ...] and y [1]."""
+        """Returns training example `index` as x [1, ...] and y [1]."""
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """All examples in the batch of `step` (from 1) but the canary: x [m, ...], y [m]."""
+        """Returns the batch of `step` (from 1) without the canary: x [m, ...], y [m]."""
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Loss of models `theta` [n, p] on examples x [m, ...], y [m]: float [n, m]."""
+        """Returns the loss of models `theta` [n, p] on examples x [m, ...], y [m]: [n, m]."""
 
-    def gradients(
-        self,
-        theta: Tensor,
-        x: Tensor,
-        y: Tensor,
-        clip_norm: float = math.inf,
-    ) -> Tensor:
-        """Sums of the examples' gradients, each clipped, in every model `theta`: [n, p]."""
+    def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+        """Returns sums of clipped gradients in every model `theta`: float [n, p].
+
+        Args:
+            theta: models, float [n, p].
+            x: examples [m, ...].
+            y: labels of these examples [m].
+            clip_norm: largest norm of each gradient; by default they are not clipped.
+        """
 
     @property
     def outside(self) -> tuple[Tensor, Tensor] | None:
-        """Records like the private ones that are not trained on, x and y; None without any.
+        """Records like the private ones, x and y, that are not trained on; None if there are none.
 
         An adversary that trains shadow models gets the records of its shadow models.
         """
 
     @property
     def shadows(self) -> Tensor | None:
-        """Parameters of the s models that the adversary has trained, float [s, p], or None."""
+        """The s shadow models that the adversary has trained, float [s, p]; None without any."""
 
     def pretrained(self, steps: int, seed: int) -> Tensor:
-        """Trains `steps` steps without noise or clipping on records `outside`; θ, float [p]."""
+        """Trains on the records `outside`, without noise or clipping; returns θ, float [p].
+
+        Args:
+            steps: number of steps.
+            seed: seed of the initial parameters and of the batches.
+        """
 
     def input_gradient(
         self,
@@ -146,10 +152,23 @@ class PublicKnowledge(Protocol):
         y: Tensor,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Gradient by x of the examples' summed loss, a mean over models or by `weights`."""
+        """Returns the gradient by x of the examples' summed loss, as a mean over models.
+
+        Args:
+            theta: models, float [n, p].
+            x: examples [m, ...].
+            y: labels of these examples [m].
+            weights: factors of the models in a sum, [n]; None for the mean.
+        """
 
     def own_gradients(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient of each model's loss on a separate example, x [n, ...], y [n]: [n, p]."""
+        """Returns the gradient of each model's loss on its own example, float [n, p].
+
+        Args:
+            theta: models, float [n, p].
+            x: an example for each model, [n, ...].
+            y: labels of these examples [n].
+        """
 
     def look_ahead(
         self,
@@ -159,7 +178,7 @@ class PublicKnowledge(Protocol):
         query: SampleCanary,
         rate: float,
     ) -> Tensor:
-        """Gradient by x of the query's loss in each model after a plain step on its (x, y).
+        """Returns the gradient by x of the query's loss, after each model's plain step on (x, y).
 
         Args:
             theta: models, float [n, p].
@@ -193,22 +212,22 @@ class FinalModel(Protocol):
 
     @property
     def initial(self) -> Tensor:
-        """θ_0, float [p]; zeros where the initialisation is unknown."""
+        """θ_0, float [p]; zeros if the initialisation is unknown."""
 
     @property
     def final(self) -> Tensor:
         """θ_T, float [n, p]."""
 
     def losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Loss of every final model on examples x [m, ...], y [m]: float [n, m]."""
+        """Returns the loss of every final model on examples x [m, ...], y [m]: float [n, m]."""
 
     def gradients(self, x: Tensor, y: Tensor) -> Tensor:
-        """Gradient of the summed loss of some examples under every final model, float [n, p]."""
+        """Returns the gradient of the summed loss of examples in every final model: [n, p]."""
 
 
 @dataclass(frozen=True)
 class ShadowPlan:
-    """Shadow models to train before any trial, in packs, on `data` or on records in reserve."""
+    """Shadow models that are trained before any trial, on `data` or else on reserved records."""
 
     models: int
     data: Data | None = None
@@ -219,7 +238,7 @@ class ShadowPlan:
         return math.ceil(self.models / SHADOWS_PER_PART)
 
     def models_of(self, part: int) -> int:
-        """Number of models in pack number `part`, from 0."""
+        """Returns the number of models in pack number `part`, from 0."""
         return min(SHADOWS_PER_PART, self.models - part * SHADOWS_PER_PART)
 
     @property
@@ -257,7 +276,7 @@ class Adversary(Plugin):
 
     @property
     def reserves(self) -> float | None:
-        """The share of the data that the adversary reserves, not trained on; None for none."""
+        """The share of the data that is reserved for the adversary, and not trained on; or None."""
         return None
 
     @property
@@ -271,7 +290,7 @@ class Adversary(Plugin):
         return None
 
     def datasets(self) -> Mapping[str, Dataset]:
-        """The data sets that the adversary loads, by `Data.key`; see `Mechanism.datasets`."""
+        """Returns the data sets that the adversary loads, by `Data.key`."""
         return {}
 
     @property
@@ -284,7 +303,7 @@ class Adversary(Plugin):
 
     @property
     def replaces(self) -> bool:
-        """Whether a canary replaces another one: of 2 m canaries, m are for bit 1, m for bit 0."""
+        """Whether a bit chooses one of two canaries: of 2 m, the first m are for bit 1."""
         return False
 
     def check_reserve(self, records: int) -> None:
@@ -292,22 +311,22 @@ class Adversary(Plugin):
 
     @property
     def canaries(self) -> int:
-        """Number of canaries in each training run, every one with a bit and a score."""
+        """Number of canaries in each training run, each with a secret bit and a score."""
         return 1
 
     @property
     def apart(self) -> bool:
-        """Whether canaries are gradients along disjoint parameters; checked once crafted."""
+        """Whether canaries are gradients without a common parameter; checked once crafted."""
         return False
 
 
 class CanaryAdversary(Adversary, Generic[C]):
-    """Base of adversaries against DP-SGD, for the canary type they craft."""
+    """Base of adversaries against DP-SGD, generic in the type of the canary that they craft."""
 
     attacks = "dp-sgd"
 
     def begin(self, public: PublicKnowledge, rng: Generator) -> Tensor | None:
-        """Chooses θ_0, float [p], before `craft`, whatever the bit; None for the mechanism's.
+        """Chooses θ_0, float [p], for all trials, before `craft`; None for the mechanism's θ_0.
 
         Args:
             public: all that the adversary knows before training.
@@ -319,12 +338,7 @@ class CanaryAdversary(Adversary, Generic[C]):
     def craft(self, public: PublicKnowledge, rng: Generator) -> C:
         """Chooses the canary before training; the arguments are those of `begin`."""
 
-    def observer(
-        self,
-        canary: C,
-        public: PublicKnowledge,
-        models: int,
-    ) -> Observer | None:
+    def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer | None:
         """Returns a fresh observer of a pack; None if only final models are observed.
 
         Args:
@@ -335,11 +349,13 @@ class CanaryAdversary(Adversary, Generic[C]):
         return None
 
     def score(self, canary: C, observed: FinalModel) -> Tensor:
-        """Scores n final models if there is no observer: float [n], or [n, m] of m canaries.
+        """Scores n final models if there is no observer: float [n], or [n, m] for m canaries.
+
+        A score is higher if the canary is more likely "in".
 
         Args:
             canary: the canary as it was crafted.
-            observed: the models. The higher a score, the more likely is the canary "in".
+            observed: the models.
         """
         raise NotImplementedError(f"{self.name} has neither an observer nor score()")
 
@@ -355,7 +371,7 @@ class LossAdversary(FinalModelAdversary[SampleCanary]):
     """An adversary that scores an inserted example by its loss under the final model."""
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the loss: the models with the example have learnt it."""
+        """Returns minus the loss of the example, which models with it have fitted."""
         return -observed.losses(canary.x, canary.y)[:, 0]
 
 
@@ -363,26 +379,26 @@ class Observer(Protocol):
     """Watches the training runs of one pack: models, updates, or both."""
 
     def scores(self) -> Tensor:
-        """Scores of the steps so far, float [n]: higher if the canary is more likely "in"."""
+        """Returns scores by all steps so far, float [n]: higher if the canary is more likely in."""
 
 
 @runtime_checkable
 class TrajectoryObserver(Observer, Protocol):
-    """Sees every model."""
+    """An observer that gets every model."""
 
     def see(self, step: int, before: Tensor, after: Tensor) -> None:
-        """Takes the models after every step.
+        """Observes the models before and after one step; called for every step, in order.
 
         Args:
             step: number of the step, from 1.
             before: θ_{t-1}, float [n, p]; a copy, which is valid until the next step.
-            after: θ_t, float [n, p]; such a copy, too.
+            after: θ_t, float [n, p]; also such a copy.
         """
 
 
 @runtime_checkable
 class UpdateObserver(Observer, Protocol):
-    """Sees the release of every step, before optimizer and learning rate."""
+    """An observer that gets the release of every step, before optimizer and learning rate."""
 
     def see_update(self, step: int, before: Tensor, update: Tensor) -> None:
         """Observes what a step releases, its noisy mean gradient; called before `see`.
@@ -396,40 +412,40 @@ class UpdateObserver(Observer, Protocol):
 
 @runtime_checkable
 class SavedObserver(Observer, Protocol):
-    """Can be saved with a training run; a run with another observer cannot be resumed."""
+    """An observer whose state can be saved, so that its training run can be resumed."""
 
     def state(self) -> dict[str, Tensor]:
         """Returns all that the observer remembers: tensors of numbers, by name."""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Replaces all that the observer remembers by that state."""
+        """Continues from what `state` returned."""
 
 
 class TrajectoryAdversary(CanaryAdversary[C], Generic[C]):
-    """An adversary under `trajectory` access: it sees every intermediate model and update."""
+    """An adversary under `trajectory` access: it observes every intermediate model and update."""
 
     @abstractmethod
     def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer: ...
 
 
 class FrozenAdversary(TrajectoryAdversary[GradientCanary]):
-    """An adversary that chooses all records and a learning rate of zero: no model changes."""
+    """An adversary that chooses all records, and a learning rate of zero: no model changes."""
 
     frozen = True
 
     @abstractmethod
     def relabel(self, outputs: Callable[[], Tensor]) -> Tensor | None:
-        """Returns new classes of all records, int64 [N], or None to keep them.
+        """Returns new classes of all records, int64 [N]; None if labels add nothing to scores.
 
         Args:
             outputs: computes the outputs of the first model, float [N, classes].
         """
 
     @abstractmethod
-    def step_score(self, along: Tensor, public: PublicKnowledge) -> Tensor:
+    def step_score(self, projection: Tensor, public: PublicKnowledge) -> Tensor:
         """Returns what a step adds to the score of each model, float64 [n].
 
         Args:
-            along: projection of the step's noisy sum on the canary, in units of C, float64 [n].
+            projection: projection of the step's noisy sum on the canary over C, float64 [n].
             public: all that the adversary knows before training.
         """

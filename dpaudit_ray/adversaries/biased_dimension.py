@@ -38,7 +38,10 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         return self.count
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
-        """Picks d and returns C e_d, a row for each canary. Raises SpecError for more than p."""
+        """Chooses d and returns C e_d, a row for each canary.
+
+        Raises SpecError if there are more canaries than parameters.
+        """
         canaries = self.count
         parameters = len(public.initial)
         if canaries > parameters:
@@ -49,10 +52,11 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
             )
         if self.choice == "simulated":
             movement = self._movement(public, int(rng.integers(2**63)))
-            # A vector of indices, of a single canary too.
+            # A vector of indices, also for a single canary.
             dimensions = movement.argsort()[:canaries] if canaries > 1 else movement.argmin()[None]
         else:
-            # One dimension takes fewer draws than a permutation, and keeps the scores of old runs.
+            # A single draw takes fewer random numbers than a permutation, and the scores of older
+            # versions stay the same.
             if canaries == 1:
                 chosen = rng.integers(parameters, size=1)
             else:
@@ -63,7 +67,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         return GradientCanary(directions if canaries > 1 else directions[0])
 
     def score(self, canary: GradientCanary, observed: FinalModel) -> "Tensor":
-        """Computes -(θ_T - θ_0)[d]: descent goes along minus the gradient."""
+        """Returns -(θ_T - θ_0)[d], as descent goes along minus the gradient."""
         dimension = canary.direction.argmax(-1)
         change = observed.final[:, dimension] - observed.initial[dimension]
         return -change
@@ -75,7 +79,7 @@ class BiasedDimension(FinalModelAdversary[GradientCanary]):
         counts as the first step. Cebere et al. (2024), Algorithm 3, keeps only the last run and
         takes a root after each; here all runs have equal weight, as in its text.
         """
-        noise, _, measure = self.strategy.partition("-")  # "noisy-final" has two parts
+        noise, _, measure = self.strategy.partition("-")  # as in "noisy-final"
         noisy = noise == "noisy"
         runs = self.simulations
         if not noisy and bool(public.initial.any()):

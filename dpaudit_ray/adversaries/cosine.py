@@ -29,7 +29,7 @@ class Cosine(FinalModelAdversary[GradientCanary]):
         return GradientCanary(public.initial.new_tensor(scaled))
 
     def score(self, canary: GradientCanary, observed: FinalModel) -> "Tensor":
-        """Minus the cosine of g* and θ_T - θ_0: descent goes along minus the gradient."""
+        """Returns minus the cosine of g* and θ_T - θ_0: descent goes along minus the gradient."""
         update = observed.final - observed.initial
-        lengths: Tensor = update.norm(dim=1) * canary.direction.norm()
-        return -(update @ canary.direction) / lengths
+        norms: Tensor = update.norm(dim=1) * canary.direction.norm()
+        return -(update @ canary.direction) / norms

@@ -36,9 +36,9 @@ class CraftedQuery(AddedRecord):
     """Adds a record as `api-access` does, and scores by the loss of a query.
 
     The query begins as the record, and is moved `ascent` times by `rate` of each feature's range
-    among records that are not trained on. Moves ascend the `gap` between `rehearsals` models that
-    the adversary trains with the record and as many without, by the signs of its gradient. Half of
-    these models are for the gradients, the other half chooses among the inputs on the way.
+    among records that are not trained on. Moves go by the signs of a gradient, up the `gap` between
+    `rehearsals` models that the adversary trains with the record and as many without. One half of
+    these models gives the gradients; the other half decides which input on the way is the query.
     """
 
     crafted_once = True
@@ -49,13 +49,13 @@ class CraftedQuery(AddedRecord):
     rate: Share = 0.02  # of a move, in a feature's range
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> QueriedSample:
-        """Trains models with the record and without, with the same noise, and seeks the query."""
+        """Trains models without the record and with it, by the same noise, and seeks the query."""
         record = super().craft(public, rng)
         seed = int(rng.integers(2**63))
         worlds: list[Tensor] = []
         for canary in (None, record):
             path = public.simulate(self.rehearsals, True, seed, canary, self.period)
-            worlds += collections.deque(path, maxlen=1)  # the final models, [rehearsals, p]
+            worlds += collections.deque(path, maxlen=1)  # only the final models, [rehearsals, p]
         half = self.rehearsals // 2
         fitting = [theta[:half] for theta in worlds]
         choosing = [theta[half:] for theta in worlds]
@@ -63,14 +63,14 @@ class CraftedQuery(AddedRecord):
         low = low.minimum(record.x)
         high = high.maximum(record.x)
         move = self.rate * (high - low)
-        # Gradients of one half of the models move x, the other half chooses the best x so far.
+        # One half of the models moves x, the other half chooses the best x so far.
         x = best_x = record.x
         best_gap = -math.inf
         for move_number in range(self.ascent + 1):
             losses = [public.losses(theta, x, record.y)[:, 0] for theta in choosing]
-            gap_here = float(gap(*losses))
-            if gap_here > best_gap:
-                best_gap = gap_here
+            gap_at_x = float(gap(*losses))
+            if gap_at_x > best_gap:
+                best_gap = gap_at_x
                 best_x = x
             if move_number < self.ascent:
                 x = x + move * _ascent(public, fitting, x, record.y)
@@ -78,7 +78,7 @@ class CraftedQuery(AddedRecord):
         return QueriedSample(record.x, record.y, best_x, record.y)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the loss of the query."""
+        """Returns minus the loss of the query."""
         assert isinstance(canary, QueriedSample)
         query = SampleCanary(canary.query_x, canary.query_y)
         return super().score(query, observed)
@@ -91,16 +91,12 @@ def gap(absent: Tensor, present: Tensor) -> Tensor:
         absent: losses of models without the record, float [k].
         present: losses of models with the record, float [k].
     """
+    # Without the last term, it would be 0 if all losses of each world are equal.
     spread = (absent.var() + present.var() + 1e-12) ** 0.5
     return (absent.mean() - present.mean()) / spread
 
 
-def _ascent(
-    public: PublicKnowledge,
-    worlds: list[Tensor],
-    x: Tensor,
-    y: Tensor,
-) -> Tensor:
+def _ascent(public: PublicKnowledge, worlds: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
     """Returns signs of the gradient of the `gap` by x, in the shape of x.
 
     Args:
@@ -111,10 +107,12 @@ def _ascent(
     """
     import torch
 
+    # By the chain rule, the gradient of the gap is a sum of the models' gradients, weighted by the
+    # derivatives of the gap by the models' losses.
     theta = torch.cat(worlds)
     losses = public.losses(theta, x, y)[:, 0].detach()
     with torch.enable_grad():
         losses.requires_grad_()
         difference = gap(*torch.split(losses, len(worlds[0])))
-        (weights,) = torch.autograd.grad(difference, losses)  # weights of the models' losses
+        (weights,) = torch.autograd.grad(difference, losses)
     return public.input_gradient(theta, x, y, weights).sign()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Defaults of options.
 _PARAMETERS = 64  # number of parameters that are marked
-_STEPS = 10  # simulated, to choose parameters by
+_STEPS = 10  # number of simulated steps that choose the parameters
 
 
 class Watermarked(TrajectoryAdversary[GradientCanary]):
@@ -39,7 +39,7 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
     statistic: Statistic = "likelihood-ratio"  # this is summed over the steps
 
     def check_size(self, parameters: int) -> None:
-        """Raises SpecError if the model has fewer parameters, or their number is odd."""
+        """Raises SpecError if more parameters are marked than the model has, or an odd number."""
         if self.parameters is None:  # the default fits any model
             return
         if self.parameters > parameters or self.parameters % 2:
@@ -55,13 +55,18 @@ class Watermarked(TrajectoryAdversary[GradientCanary]):
         return Reading(self.period, self.subtract, self.statistic)
 
     def observer(self, canary: GradientCanary, public: PublicKnowledge, models: int) -> Projected:
-        """Follows the projection of each step on the watermark."""
+        """Returns an observer of each step's projection on the watermark."""
         return Projected.for_direction(canary, public, models, self.reading)
 
     def watermark(self, public: PublicKnowledge, movement: "Tensor") -> GradientCanary:
-        """Makes a gradient of norm C on the parameters of least `movement`, float [p]."""
+        """Crafts a gradient of norm C on the parameters that change least.
+
+        Args:
+            public: states C.
+            movement: how much each parameter changes, float [p].
+        """
         size = len(movement)
-        count = self.parameters or min(_PARAMETERS, size - size % 2)
+        count = self.parameters or min(_PARAMETERS, size - size % 2)  # an even number
         indices = movement.sort(stable=True).indices[:count]
         direction = movement.new_zeros(size)
         direction[indices] = public.clip_norm / count**0.5
@@ -76,7 +81,7 @@ class Gradient(Watermarked):
     observe: Count | None = None  # simulated steps to choose by; 10
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> GradientCanary:
-        """Marks the parameters that a simulated training moves least."""
+        """Marks the parameters that a simulated training without noise changes least."""
         import torch
 
         path = public.simulate(1, noisy=False, seed=int(rng.integers(2**63)))

@@ -1,9 +1,9 @@
 """Labels from aggregated gradients (Yuan, Xue, Wang, Shen 2021), for `mechanism: label-gradient`.
 
-    Algorithm 1   layer: any, neuron: all   all weights of a layer, and the derivatives by them
-    Algorithm 3   layer: last               the weights into the logit; the same as 1 there
-    Algorithm 4   layer: second-last        those into one neuron, whose outgoing weight is unknown
-    Algorithm 5   layer: input, crafts      those into one neuron; the records are the attacker's
+    Algorithm 1   layer: any, neuron: all   by gradients of all weights of a layer
+    Algorithm 3   layer: last               by the weights into the logit; here the same as 1
+    Algorithm 4   layer: second-last        by weights into one neuron; its outgoing one is unknown
+    Algorithm 5   layer: input, crafts      by weights into one neuron; the attacker makes records
 
 If a factor is unknown, either the labels or all their opposites are right, and the prior decides.
 """
@@ -52,11 +52,7 @@ class Label(Adversary):
         """The neuron; None for all."""
         return None if self.neuron == "all" else int(self.neuron)
 
-    def check_widths(
-        self,
-        sizes: tuple[int, ...],
-        batch_size: int,
-    ) -> None:
+    def check_widths(self, sizes: tuple[int, ...], batch_size: int) -> None:
         """Raises SpecError for a neuron that does not exist, or more records than equations.
 
         Args:
@@ -64,24 +60,24 @@ class Label(Adversary):
             batch_size: records whose labels are unknown.
         """
         index = self.layer_index(len(sizes) - 1)
-        into, out = sizes[index : index + 2]  # neurons before the layer, and in it
-        if self.row is not None and self.row >= out:
+        inputs, outputs = sizes[index : index + 2]  # neurons before the layer, and in it
+        if self.row is not None and self.row >= outputs:
             raise SpecError(
                 "adversary.neuron",
-                f"is {self.row}, but the {self.layer} layer has {out} neurons, from 0 on; use one "
-                "of them",
+                f"is {self.row}, but the {self.layer} layer has {outputs} neurons, from 0 on; use "
+                "one of them",
             )
         if self.crafts and self.layer != "input":
             raise SpecError("adversary.crafts", f"needs layer: input, not {self.layer}")
         # Each observed weight gives an equation for the labels. Crafted records differ by vectors
-        # of the null space of the first layer's weights, which has into - out dimensions.
-        equations = into
+        # of the null space of the first layer's weights, which has inputs - outputs dimensions.
+        equations = inputs
         kind = "observed weights"
         if self.crafts:
-            equations = into - out
+            equations = inputs - outputs
             kind = "features beyond those neurons"
         elif self.row is None:  # the weights of all neurons of the layer are observed
-            equations = into * out
+            equations = inputs * outputs
         if batch_size > equations:
             raise SpecError(
                 "mechanism.training.batch_size",
@@ -96,26 +92,23 @@ class Label(Adversary):
     def labels(self, coefficients: Floats) -> Labels:
         """Returns labels [..., N] by the signs of coefficients; -1 if a label is not determined.
 
-        A hidden neuron's coefficients have one more factor, whose sign is not known but the same in
-        a batch: labels are inverted if they have the majority that `positives` excludes.
+        If a hidden neuron is attacked, coefficients have a further factor, whose sign is unknown
+        but the same for all records of a batch. So all labels are inverted if class 1 has a
+        majority and `positives` is "minority", or the other way round.
         """
         labels = np.where(coefficients < 0, 1, 0)
         determined = np.isfinite(coefficients) & (coefficients != 0)
         if self.layer != "last" and self.row is not None:
             ones = np.sum(labels * determined, axis=-1)
-            share = ones / np.maximum(determined.sum(axis=-1), 1)
-            inverted = share < 0.5
+            share_of_ones = ones / np.maximum(determined.sum(axis=-1), 1)
+            inverted = share_of_ones < 0.5
             if self.positives == "minority":
-                inverted = share > 0.5
+                inverted = share_of_ones > 0.5
             labels = np.where(inverted[..., None], 1 - labels, labels)
         return np.where(determined, labels, -1).astype(np.int8)
 
 
-def crafted_records(
-    weights: Floats,
-    count: int,
-    rng: np.random.Generator,
-) -> Floats:
+def crafted_records(weights: Floats, count: int, rng: np.random.Generator) -> Floats:
     """Crafts records that give every neuron of the first layer the same value (Algorithm 5).
 
     The records solve W x = v for a random v: one solution, plus each vector of a basis of W's null
@@ -129,7 +122,7 @@ def crafted_records(
     Returns:
         Linearly independent records, float64 [count, in].
     """
-    out = len(weights)
-    solution = np.linalg.pinv(weights) @ rng.normal(size=out)
-    null_space = np.linalg.svd(weights)[2][out:]
+    outputs = len(weights)
+    solution = np.linalg.pinv(weights) @ rng.normal(size=outputs)
+    null_space = np.linalg.svd(weights)[2][outputs:]
     return np.asarray(solution + null_space[:count], dtype=float)

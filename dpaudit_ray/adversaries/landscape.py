@@ -9,7 +9,7 @@ from .base import Adversary
 
 
 def _threshold(value: Any) -> Any:
-    """Returns a finite number, or one of the two words. Raises ValueError for other values."""
+    """Returns a finite number, or the name of a choice. Raises ValueError for other values."""
     if (type(value) in (int, float) and math.isfinite(value)) or value in ("optimal", "searched"):
         return value
     raise ValueError("must be a number, optimal or searched")

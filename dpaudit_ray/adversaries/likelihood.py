@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Statistic = Literal["likelihood-ratio", "sum"]
-_TOTAL = "shown"  # key of the sum in a checkpoint; checkpoints that exist already have this name
+_TOTAL = "shown"  # name of the sum in a checkpoint, kept for checkpoints that exist already
 
 
 @dataclass(frozen=True)
@@ -57,22 +57,22 @@ class Reading:
         q = public.sample_rate
         if q == 1:
             return ratio
-        # log(1 - q + q e^ratio): the canary joins the step by a coin.
+        # The step has the canary with probability q: log(1 - q + q e^ratio).
         not_sampled = torch.full_like(ratio, math.log1p(-q))
         return torch.logaddexp(not_sampled, ratio + math.log(q))
 
 
 @dataclass
 class Whitening:
-    """The evidence in releases of correlated noise, for an observer of all steps."""
+    """Makes the noise of different steps independent, to compute the evidence in each step."""
 
     strategy: Tensor  # C, float [T, T]
-    canary: NDArray[np.float64]  # Cπ, [T]
-    past: Tensor  # y of the steps so far, and zeros, float [T, n] or [T, n, m]
+    shifts: NDArray[np.float64]  # Cπ, by which the canary shifts the white releases, [T]
+    past: Tensor  # y of the steps so far, then zeros, float [T, n] or [T, n, m]
 
     @classmethod
     def of(cls, public: PublicKnowledge, period: int, scores: Tensor) -> Whitening | None:
-        """Returns the evidence before training, or None if noise is independent.
+        """Returns an object for training runs that have not begun; None if noise is independent.
 
         Args:
             public: knows the noise.
@@ -85,16 +85,15 @@ class Whitening:
         if strategy is None:
             return None
         steps = np.arange(1, len(strategy) + 1)
-        # π: 1 in the steps that have the canary.
-        in_step = (steps - public.offset) % period == 0
+        has_canary = (steps - public.offset) % period == 0  # π
         past = scores.new_zeros(len(strategy), *scores.shape)
-        return cls(scores.new_tensor(strategy), strategy @ in_step, past)
+        return cls(scores.new_tensor(strategy), strategy @ has_canary, past)
 
     def evidence(self, step: int, projection: Tensor) -> Tensor:
         """Returns what a step adds to the log likelihood ratio, times σ².
 
-        The strategy times all releases so far gives white noise N(0, σ²), or with the canary
-        N(s, σ²) with s = (Cπ)_t: so the step adds s (white - s / 2).
+        A row of the strategy times all releases so far is N(0, σ²) without the canary, and N(s, σ²)
+        with it, for s = (Cπ)_t. So the step adds s (white - s / 2).
 
         Args:
             step: number of the step, from 1; every step must be passed, in order.
@@ -104,19 +103,19 @@ class Whitening:
 
         self.past[step - 1] = projection
         white: Tensor = torch.tensordot(self.strategy[step - 1], self.past, dims=1)
-        size = float(self.canary[step - 1])
-        return size * (white - size / 2)
+        shift = float(self.shifts[step - 1])
+        return shift * (white - shift / 2)
 
 
 @dataclass
 class Sums:
-    """Base of observers that add up scores of steps: [n], or [n, m] of several canaries."""
+    """Base of observers that add up scores of steps: [n], or [n, m] for several canaries."""
 
     total: Tensor  # sum over the steps so far
     whitening: Whitening | None  # None: noise is independent, or scored as if it were
 
     def scores(self) -> Tensor:
-        """The sum so far, float [n] or [n, m]: a copy, since later steps add to it in place."""
+        """Returns a copy of the sum so far, float [n] or [n, m]: later steps change it in place."""
         return self.total.clone()
 
     def state(self) -> dict[str, Tensor]:
@@ -139,8 +138,8 @@ class Projected(Sums):
 
     public: PublicKnowledge
     reading: Reading
-    indices: Tensor  # [k], of parameters
-    weights: Tensor  # [k], the canary's entries there, over C
+    indices: Tensor  # parameters where the canary is not 0, [k]
+    weights: Tensor  # the canary's entries there, over C, [k]
 
     @classmethod
     def for_direction(
@@ -182,7 +181,7 @@ class Projected(Sums):
             known_sum = public.gradients(before, x, y, clip_norm=public.clip_norm)
             projection = projection - self._project(known_sum)
         projection = projection / public.clip_norm
-        if self.whitening is None:  # steps are judged one by one
+        if self.whitening is None:  # each step is scored alone
             self.total += self.reading.score(projection, public)
         else:
             evidence = self.whitening.evidence(step, projection)

@@ -1,4 +1,4 @@
-"""Scores by a function of the user's, as where the likelihood ratio is known."""
+"""Scores by a user-defined function, such as a likelihood ratio that is known."""
 
 from typing import Any, Literal
 
@@ -15,8 +15,8 @@ from .release import Draw, OutputAdversary, Scorer, rounded
 class LogRatio(OutputAdversary):
     """Calls `module:name` with n outputs and the pair of inputs; it returns n scores.
 
-    The best score is the logarithm of how much likelier the output is of the second input. NaN is a
-    score, too: whether such an output is of the second input is guessed by earlier ones with NaN.
+    The best score is the logarithm of how much likelier the output is for the second input. NaN is
+    a score, too: the input of such an output is guessed by earlier outputs with NaN.
     """
 
     name: Literal["log-ratio"] = "log-ratio"
@@ -29,7 +29,7 @@ class LogRatio(OutputAdversary):
     def scorer(
         self, draw: Draw, pair: tuple[Any, Any], rng: Generator, delta: float = 0.0
     ) -> Scorer:
-        """Implements `OutputAdversary.scorer` by the user's function."""
+        """Returns a scorer that calls the user's function."""
         log_ratio = imports.function(self.path, "adversary.path", "outputs", "pair")
 
         def score(outputs: Outputs) -> Any:
@@ -39,6 +39,6 @@ class LogRatio(OutputAdversary):
                 raise ValueError(
                     f"{self.path} must return {len(outputs)} scores, got {scores.shape}"
                 )
-            return rounded(np.clip(scores, -1e300, 1e300))
+            return rounded(np.clip(scores, -1e300, 1e300))  # infinite scores become finite
 
         return score

@@ -41,8 +41,8 @@ def mislabelled(public: PublicKnowledge, rng: "Generator", index: int | None) ->
     """Returns an example of the data with a label of another class.
 
     Args:
-        public: knows the data.
-        rng: draws the class, and the example if none is named.
+        public: gives examples, and the number of classes.
+        rng: draws the class, and the example if `index` is None.
         index: index of the example; None for a random one.
     """
     if index is None:

@@ -27,11 +27,11 @@ class MaliciousDataset(Watermarked, FrozenAdversary):
 
     @property
     def needs_classes(self) -> bool:
-        """Whether labels are hard, hence classes: regression has none."""
+        """Whether labels are hard, as these are classes."""
         return self.labels == "hard"
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
-        """Marks the first parameters: none of them changes."""
+        """Marks the first parameters, which are as good as others: none of them changes."""
         return self.watermark(public, public.initial.new_zeros(len(public.initial)))
 
     def relabel(self, outputs: Callable[[], Tensor]) -> Tensor | None:
@@ -39,9 +39,9 @@ class MaliciousDataset(Watermarked, FrozenAdversary):
         if self.labels == "soft" or self.subtract:
             return None
         logits = outputs()
-        if logits.shape[1] == 1:
+        if logits.shape[1] == 1:  # logistic: class 1 is likelier if its logit is above 0
             return (logits[:, 0] > 0).long()
         return logits.argmax(1)
 
-    def step_score(self, along: Tensor, public: PublicKnowledge) -> Tensor:
-        return self.reading.score(along, public)
+    def step_score(self, projection: Tensor, public: PublicKnowledge) -> Tensor:
+        return self.reading.score(projection, public)

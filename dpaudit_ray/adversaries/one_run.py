@@ -68,10 +68,10 @@ class OneRun(Adversary):
 
 
 class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
-    """Observes every update; as in the paper, nothing is subtracted from it.
+    """Observes every update; as in the paper, other gradients are not subtracted from it.
 
-    If noise is correlated, scores are likelihood ratios of all steps, from which the other
-    gradients are subtracted: their sum over so many steps would hide the canaries.
+    If noise is correlated, scores are likelihood ratios of all steps, and other gradients are
+    subtracted: their sum over so many steps would hide the canaries.
     """
 
     is_variant = True
@@ -99,7 +99,7 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
             )
 
     def craft(self, public: PublicKnowledge, rng: Generator) -> GradientCanary:
-        """Makes directions of norm C, [m, p], or [p] for a single canary.
+        """Crafts directions of norm C, float [m, p], or [p] for a single canary.
 
         `dirac` directions are sparse, with one entry each. If canaries replace others, the second
         half are the opposites of the first.
@@ -109,9 +109,9 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
         initial = public.initial
         shape = self.count, len(initial)
         if self.which == "dirac":
-            chosen = rng.permutation(len(initial))[: self.count]
+            parameters = rng.permutation(len(initial))[: self.count]
             rows = torch.arange(self.count)
-            indices = torch.stack([rows, torch.from_numpy(chosen)]).to(initial.device)
+            indices = torch.stack([rows, torch.from_numpy(parameters)]).to(initial.device)
             entries = initial.new_full((self.count,), public.clip_norm)
             directions = torch.sparse_coo_tensor(indices, entries, shape, check_invariants=True)
         else:
@@ -137,10 +137,10 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
         import torch
 
         directions = canary.direction
-        if self.replaces:
+        if self.replaces:  # the opposites come second
             # Sparse tensors cannot be sliced.
-            first = torch.arange(self.count, device=directions.device)
-            directions = directions.index_select(0, first)
+            first_half = torch.arange(self.count, device=directions.device)
+            directions = directions.index_select(0, first_half)
         if self.count == 1:
             directions = directions.to_dense().flatten()
         zeros = public.initial.new_zeros(models, *directions.shape[:-1])
@@ -150,7 +150,10 @@ class OneRunGradients(OneRun, TrajectoryAdversary[GradientCanary]):
 
 @dataclass
 class Products(Sums):
-    """An observer that adds up products of updates with canaries, [n, m], or [n] of one, in C²."""
+    """An observer that adds up products of releases with canaries, in units of C².
+
+    The sums are float [n, m], or [n] for a single canary.
+    """
 
     public: PublicKnowledge
     directions: Tensor  # [m, p], perhaps sparse, or [p]
@@ -223,13 +226,13 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
         x, y = x[indices], y[indices]
         if self.which == "mislabelled":
             shifts = rng.integers(1, public.classes, len(y))
-            # All records of a user have the same shift.
+            # All records of a user have the same shift: one of shape [canaries, 1, ...].
             shifts = shifts.reshape(-1, *[1] * (y.dim() - 1))
             y = (y + torch.from_numpy(shifts).to(y)) % public.classes
         return SampleCanary(x, y)
 
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
-        """Minus the loss of each canary; for a pair, the second loss minus the first."""
+        """Returns minus the loss of each canary; for a pair, the second loss minus the first."""
         losses = observed.losses(canary.x, canary.y)
         second = losses[:, self.count :] if self.replaces else 0.0
         scores = second - losses[:, : self.count]

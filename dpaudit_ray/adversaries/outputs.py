@@ -1,8 +1,8 @@
-"""The outputs of a mechanism as numbers that a classifier learns from.
+"""Encodes the outputs of a mechanism as numbers that a classifier learns from.
 
 An output may be a number, a flag, a text, None, an exception, an array of any shape, a table, or a
-tuple, list or mapping of these. Numbers become columns, as do facts that single numbers hide: how
-many numbers are missing or tied, their sum, their order, where the largest is. Each text that is
+tuple, list or mapping of these. Numbers become columns, as do facts about all numbers of an output:
+how many are missing or tied, their sum, their order, where the largest is. Each text that is
 frequent among the first outputs of an `Encoder` gets a column.
 """
 
@@ -19,7 +19,7 @@ from ..stats.error_rates import Floats
 
 Outputs = NDArray[Any] | Sequence[Any]  # outputs of n releases
 MOST_NUMBERS = 4096  # numbers that an output may have
-_MOST_SORTED = 64  # numbers of an output for which facts about their order are columns
+_MOST_SORTED = 64  # numbers that an output may have if facts about their order are columns
 _MOST_TEXTS = 64  # texts that get a separate column
 _LARGEST = 1e300  # stands for infinite numbers
 _LOW_BITS = 12  # last bits of a double, by which floating-point noise may differ
@@ -27,7 +27,7 @@ _LOW_BITS = 12  # last bits of a double, by which floating-point noise may diffe
 
 @dataclass(frozen=True)
 class Raised:
-    """A release that raised an exception, which is an output like others."""
+    """An output of a release that raised an exception."""
 
     kind: str  # name of the exception's class
     message: str = field(default="", compare=False)  # first line of the exception, for people
@@ -35,14 +35,14 @@ class Raised:
 
 @dataclass(frozen=True)
 class _Flat:
-    """Outputs of n releases: numbers, float64 [n, d], NaN where missing; and texts of each."""
+    """Outputs of n releases: numbers, float64 [n, d], NaN where missing; and texts by output."""
 
     numbers: Floats
     texts: Sequence[tuple[str, ...]]
 
 
 class Encoder:
-    """Turns outputs into columns; their number and texts are those of the `first` outputs.
+    """Turns outputs into columns, whose number and texts depend on the `first` outputs alone.
 
     Args:
         first: outputs, at least one.
@@ -58,7 +58,7 @@ class Encoder:
         self.numbers = flat.numbers.shape[1]
         self._bits = bits
         counts = Counter(itertools.chain.from_iterable(flat.texts))
-        # Columns of frequent texts, by text.
+        # The column of each frequent text.
         self._texts = {text: i for i, (text, _) in enumerate(counts.most_common(_MOST_TEXTS))}
 
     def columns(self, outputs: Outputs) -> Floats:
@@ -85,7 +85,9 @@ class Encoder:
         return np.concatenate(columns, axis=1, dtype=np.float64)
 
     def _flags(self, texts: Sequence[tuple[str, ...]]) -> Floats:
-        """Counts each known text in every output, float64 [n, texts + 1]; unknown texts come last.
+        """Counts each known text in every output, float64 [n, texts + 1].
+
+        The last column counts unknown texts.
 
         Args:
             texts: texts of each output.
@@ -93,7 +95,7 @@ class Encoder:
         flags = np.zeros((len(texts), len(self._texts) + 1))
         for row, of_output in enumerate(texts):
             for text in of_output:
-                flags[row, self._texts.get(text, -1)] += 1
+                flags[row, self._texts.get(text, -1)] += 1  # -1 is the last column
         return flags
 
 
@@ -113,18 +115,18 @@ def _facts(numbers: Floats) -> Floats:
     differences = np.clip(np.diff(filled, axis=1), -_LARGEST, _LARGEST)
     is_tie = np.diff(rising, axis=1) == 0
     is_change = differences != 0
-    of_each = [  # [n] each
+    facts = [  # [n] each
         (filled / filled.shape[1]).sum(axis=1),
         is_tie.sum(axis=1),
         is_change.sum(axis=1),
         filled.argmax(axis=1),
         filled.argmin(axis=1),
     ]
-    return np.column_stack([rising, differences, *of_each])
+    return np.column_stack([rising, differences, *facts])
 
 
 def _flat(outputs: Outputs) -> _Flat:
-    """Flattens each output. Raises ValueError if it has too many numbers or no known kind."""
+    """Flattens each output. Raises ValueError if it has too many numbers or an unknown kind."""
     if isinstance(outputs, np.ndarray) and outputs.dtype.kind in "fiub":
         numbers = outputs.reshape(len(outputs), -1).astype(np.float64)
         _check_width(numbers.shape[1])
@@ -139,8 +141,8 @@ def _flat(outputs: Outputs) -> _Flat:
     width = int(lengths.max(initial=0))
     _check_width(width)
     numbers = np.full((len(rows), width), np.nan)
-    filled = np.arange(width) < lengths[:, None]  # shorter rows are filled up with NaN
-    numbers[filled] = list(itertools.chain.from_iterable(rows))
+    is_present = np.arange(width) < lengths[:, None]  # shorter rows end with NaN
+    numbers[is_present] = list(itertools.chain.from_iterable(rows))
     return _Flat(numbers, texts)
 
 
@@ -153,7 +155,7 @@ def _check_width(width: int) -> None:
 
 
 def _items(output: Any) -> Iterator[float | str]:
-    """Yields the numbers and texts of one output."""
+    """Yields the numbers and texts of one output, in a fixed order; NaN for None."""
     if output is None:
         yield np.nan
     elif isinstance(output, Raised):
@@ -168,7 +170,7 @@ def _items(output: Any) -> Iterator[float | str]:
         yield float(output.imag)
     elif np.isscalar(output):
         yield float(output)  # type: ignore[arg-type]
-    elif hasattr(output, "to_numpy"):  # a table or a column of pandas
+    elif hasattr(output, "to_numpy"):  # a data frame or a series
         yield from _items(output.to_numpy())
     elif isinstance(output, Sequence | np.ndarray):
         for item in np.ravel(output) if isinstance(output, np.ndarray) else output:

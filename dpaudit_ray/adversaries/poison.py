@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-Moves = Annotated[int, Field(ge=0, le=10_000)]  # of a record that is crafted
+Moves = Annotated[int, Field(ge=0, le=10_000)]  # number of moves of a record that is crafted
 
 
 class Poisoner(Adversary):
@@ -62,7 +62,7 @@ class Poisoner(Adversary):
         return ShadowPlan(self.shadows, self.shadow_data)
 
     def poison(self, public: PublicKnowledge, rng: Generator) -> SampleCanary:
-        """Draws a record like those of the shadows, and raises their loss on it."""
+        """Draws a record that is not trained on, and raises the shadow models' loss on it."""
         shadows = public.shadows
         assert shadows is not None  # `shadow_plan` provides them
         low, high = ranges(public)
@@ -104,7 +104,7 @@ class IntermediatePoison(Poisoner, TrajectoryAdversary[SampleCanary]):
         return self.poison(public, rng)
 
     def observer(self, canary: SampleCanary, public: PublicKnowledge, models: int) -> LossPath:
-        """Follows the loss of the query in each model."""
+        """Returns an observer of the poison's loss in each model."""
         no_loss_yet = public.initial.new_zeros(models)
         return LossPath(public, canary, self.statistic, no_loss_yet)
 
@@ -137,7 +137,7 @@ class LossPath:
         self.steps += 1
 
     def scores(self) -> Tensor:
-        """Minus the mean or the largest loss so far, float [n]."""
+        """Returns minus the mean or the largest loss so far, float [n]."""
         if self.statistic == "max":
             return -self.total
         return -self.total / max(self.steps, 1)

@@ -17,8 +17,9 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
     """Tosses a coin for each of `records` private records; reports show LiRA's rates for them.
 
     The first half of the training runs calibrates LiRA, which then attacks the second half. Batches
-    are smaller by the records that are out. `period` is the number of batches in an epoch,
-    of which a record is in one. A score is log(p / (1 - p)) of its class, or minus the loss.
+    are smaller by the records that are out. `period` is the number of batches in an epoch, one of
+    which has the record. A score is log(p / (1 - p)) for the probability p of the record's class,
+    or minus the loss of a regression.
     """
 
     name: Literal["reference-models"] = "reference-models"
@@ -30,7 +31,7 @@ class ReferenceModels(FinalModelAdversary[SampleCanary]):
         return self.records
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> RecordCanary:
-        """Draws the records of the data whose membership is a coin in every training run."""
+        """Draws the records whose membership is a secret bit in every training run."""
         import torch
 
         chosen = rng.permutation(public.examples)[: self.records]

@@ -16,18 +16,19 @@ from ..stats.error_rates import Floats
 from .base import Adversary
 from .outputs import Outputs
 
-Draw = Callable[[bool, int, Generator], Outputs]  # outputs with the canary or without, and how many
+# Runs the mechanism on the first input (False) or the second, so many times; returns the outputs.
+Draw = Callable[[bool, int, Generator], Outputs]
 
 
 class Scorer(Protocol):
-    """Scores outputs: higher if they are more likely of the second input."""
+    """Scores outputs: higher if they more likely come from the second input."""
 
     def __call__(self, outputs: Outputs) -> NDArray[np.float64]:
         """Returns scores, float64 [n], of n outputs."""
 
 
 class OutputAdversary(Adversary):
-    """Base of adversaries that score whole outputs."""
+    """Base of adversaries that score complete outputs."""
 
     attacks = "release"
     log_odds = True
@@ -42,15 +43,18 @@ class OutputAdversary(Adversary):
         Args:
             draw: runs the mechanism on the first input (False) or the second.
             pair: the two inputs.
-            rng: the adversary's own randomness, for its own runs too.
+            rng: the adversary's own randomness, also for its own runs.
             delta: δ of the claim.
         """
 
     def promise(self, draw: Draw, rng: Generator, delta: float = 0.0) -> float:
-        """Estimates the ε at `delta` that a pair of inputs shows, from runs that are not trials."""
+        """Estimates the ε at `delta` that a pair of inputs can show, by runs that are not trials.
+
+        Pairs are compared by it. So it may add a smaller term, to rank pairs with an ε of 0.
+        """
         raise NotImplementedError(f"{self.name} compares no pairs")
 
 
 def rounded(scores: Floats) -> Floats:
-    """Rounds scores to 1/1024: a file then holds them in about two bytes each."""
+    """Rounds scores to 1/1024, as a score file then takes about two bytes for each."""
     return np.round(scores * 1024) / 1024

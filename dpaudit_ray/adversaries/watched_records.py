@@ -37,7 +37,7 @@ class WatchedRecords(TrajectoryAdversary[SampleCanary]):
         return True
 
     def craft(self, public: PublicKnowledge, rng: "Generator") -> SampleCanary:
-        """Returns the copy. Raises SpecError if noise is correlated."""
+        """Returns the mislabelled copy. Raises SpecError if noise is correlated."""
         if public.strategy is not None:
             raise SpecError(
                 "mechanism.noise", "is correlated; use adversary.name: watched-dimension"

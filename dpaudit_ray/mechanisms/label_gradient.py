@@ -574,7 +574,13 @@ class Release:
         noise = self.noise
         y = self.y.astype(float)
         return bounds.bounds_of_gram(
-            self.gram, self.probabilities, y, noise.clip_norm, noise.multiplier, delta, self.norms
+            self.gram,
+            self.probabilities,
+            y,
+            clip_norm=noise.clip_norm,
+            noise_multiplier=noise.multiplier,
+            delta=delta,
+            full_norms=self.norms,
         )
 
     def coefficients(self, y: Integers) -> Floats:

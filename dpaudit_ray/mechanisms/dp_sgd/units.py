@@ -76,7 +76,7 @@ class Unit(Plugin):
 
 
 class Record(Unit):
-    """Records: each record's gradient is clipped."""
+    """Each record: its gradient is clipped."""
 
     name: Literal["record"] = "record"
 
