@@ -1,8 +1,8 @@
-"""Measures the speed of both engines on this machine, and of its matrix product.
+"""Measures the speed of both engines, and of a matrix product, on this machine.
 
 Both engines run in the same process with the same threads, and figures are medians. Both keep
-their heap (`engines.memory`): glibc's default allocator would cost Opacus up to half of its time on
-a CPU.
+their heap (`engines.packing.memory`): with glibc's default allocator, Opacus would spend up to half
+of its time on a CPU in it.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
     from ..mechanisms.dp_sgd.steps import Steps
     from ..mechanisms.dp_sgd.training import DpSgdTraining
 
-# Side of the matrix whose product is the roofline.
+# Rows, and columns, of the matrix whose product shows how fast the machine can compute at best.
 _SIDE = 2048
 _SIDE_ON_GPU = 8192
-PACKS = (1, 16, 64, 256, 1024, 8192)  # models of a pack that are measured on a GPU
+PACKS = (1, 16, 64, 256, 1024, 8192)  # numbers of models in packs that are measured on a GPU
 _COPIES = 4  # a step has this many arrays like θ: parameters, update, sums, intermediate results
-_STEPS = 250  # a trial has as many in Cebere et al.
+_STEPS_PER_TRIAL = 250  # as in Cebere et al.
+_WARM_UPS = 2  # calls before those that are timed
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Synthetic data on which a model is measured, with the shape of the papers' data."""
+    """A model, and the shape of the synthetic data on which it is measured: as in papers."""
 
     model: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of an example
     classes: int
     batch_size: int
     models: int  # number of models in a pack
@@ -91,7 +92,7 @@ class Row:
 
     def __post_init__(self) -> None:
         self.ratio = self.opacus_seconds / self.packed_seconds
-        self.trials_per_second = 1 / (_STEPS * self.packed_seconds)
+        self.trials_per_second = 1 / (_STEPS_PER_TRIAL * self.packed_seconds)
         self.flop_per_second = self.flop / self.packed_seconds
 
 
@@ -121,8 +122,8 @@ def measure(
         threads: number of threads.
         repeats: number of runs for each median.
         gpu: whether to measure a GPU, not the CPU.
-        packs: numbers of models in packs, of which the fastest counts; empty: that of the workload
-            on a CPU, PACKS on a GPU.
+        packs: numbers of models in packs, of which the fastest counts. If empty, it is the
+            workload's on a CPU, and those of PACKS that fit on a GPU.
         opacus: whether Opacus is measured, too; otherwise its time is NaN.
 
     Raises:
@@ -147,11 +148,11 @@ def measure(
         recipe = training.recipe
         device = training.initial.device
         # Without `packs`, a GPU is measured with all sizes that fit, a CPU with the workload's.
-        usual = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
+        defaults = _fitting_packs(training.initial.nbytes) if gpu else (WORKLOADS[name].models,)
         seconds = {}  # time of one model's step, by the number of models in a pack
-        for number in packs or usual:
+        for pack_size in packs or defaults:
             packed = PackedSteps(recipe, training.model, 0, device)
-            seconds[number] = _step_seconds(packed, training, number, repeats)
+            seconds[pack_size] = _step_seconds(packed, training, pack_size, repeats)
         fastest = min(seconds, key=seconds.__getitem__)
         opacus_seconds = math.nan
         if opacus:
@@ -169,14 +170,14 @@ def measure(
         )
         rows.append(row)
     side = _SIDE if device.type == "cpu" else _SIDE_ON_GPU
-    a = torch.randn(side, side, device=device)
+    matrix = torch.randn(side, side, device=device)
     # A product of n x n matrices takes 2 n³ operations.
-    product = 2 * side**3 / _median_seconds(lambda: a @ a, device, repeats)
-    return Benchmark(provenance.device(gpu), threads, gpu, product, tuple(rows))
+    flop_per_second = 2 * side**3 / _median_seconds(lambda: matrix @ matrix, device, repeats)
+    return Benchmark(provenance.device(gpu), threads, gpu, flop_per_second, tuple(rows))
 
 
 def _recipe(work: Workload) -> Recipe:
-    """Returns a training of two steps on the data of a workload."""
+    """Returns the options of a training of two steps on the data of a workload."""
     return Recipe(
         data=_Synthetic(shape=work.shape, classes=work.classes, examples=2 * work.batch_size),
         model=parse(Model, work.model, "model"),
@@ -189,7 +190,7 @@ def _recipe(work: Workload) -> Recipe:
 
 
 class _Synthetic(Data):
-    """Noise in the shape of a workload, with its classes in turn."""
+    """Random examples in the shape of a workload; their classes alternate."""
 
     name: str = "synthetic"
     shape: tuple[int, ...]
@@ -203,42 +204,40 @@ class _Synthetic(Data):
 
 
 def _fitting_packs(model_bytes: int) -> tuple[int, ...]:
-    """Returns the packs whose parameters take no more memory than a step's activations may."""
+    """Returns the PACKS whose arrays like θ fit into the memory that a step may take."""
     from ..engines import gpu_settings
 
     most_models = max(gpu_settings.budget() // (_COPIES * model_bytes), 1)
     return tuple(models for models in PACKS if models <= most_models)
 
 
-def _step_seconds(
-    steps: Steps,
-    training: DpSgdTraining,
-    models: int,
-    repeats: int,
-) -> float:
-    """Times a step of one model, on the first half of the workload's records, which are a batch."""
+def _step_seconds(steps: Steps, training: DpSgdTraining, models: int, repeats: int) -> float:
+    """Times a step of a pack; returns the seconds per model.
+
+    Args:
+        steps: the engine.
+        training: has the records, half of which are one batch.
+        models: number of models in the pack.
+        repeats: number of timed steps.
+    """
     theta = training.initial.repeat(models, 1)
     batch_size = len(training.x) // 2
     x, y = training.x[:batch_size], training.y[:batch_size]
     return _median_seconds(lambda: steps.step(theta, x, y, None), theta.device, repeats) / models
 
 
-def _median_seconds(
-    call: Callable[[], object],
-    device: torch.device,
-    repeats: int,
-) -> float:
-    """Returns the median of `repeats` calls, after two to warm up.
+def _median_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Returns the median time of `repeats` calls, after some calls to warm up.
 
     Args:
-        call: what is timed.
-        device: the device that computes; calls wait for its queue.
+        call: the function that is timed.
+        device: the device that computes; each call is timed until its queue is empty.
         repeats: number of timed calls.
     """
     import torch
 
     times = []
-    for _ in range(2 + repeats):
+    for _ in range(_WARM_UPS + repeats):
         if device.type == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
@@ -246,7 +245,7 @@ def _median_seconds(
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[2:])
+    return statistics.median(times[_WARM_UPS:])
 
 
 def _flop(training: DpSgdTraining) -> float:

@@ -34,26 +34,26 @@ from ..sweep.spec import Sweep
 CLAIM_SHARE = 0.9  # share of the claim in `AuditOutlook.power`
 USUAL_POWER = 0.8  # probability in `AuditOutlook.trials_needed`
 ENOUGH_SECONDS = 1.0  # a timing is precise if it takes this much longer than a single step
-_STEP_FACTOR = 4  # times as many steps, until a timing is precise
-_DRAWS = 10  # simulated audits of a training run with several canaries
-_SEED = 20231
-_ALL_RIGHT = 1e6  # μ of canaries that are all guessed right
+_STEP_FACTOR = 4  # factor of the number of steps, until a timing is precise
+_SIMULATIONS = 10  # number of simulated audits of each kind
+_SEED = 20231  # seed of simulated audits: forecasts of the same sweep are equal
+_PERFECT_MU = 1e6  # μ of canaries whose bits are all guessed correctly
 
 
 @dataclass(frozen=True)
 class AuditOutlook:
     """Forecast of an audit.
 
-    Bounds are those of `accuracy`: converted from its μ, they are certified where the trade-off
-    curve is known to be Gaussian. For several canaries in a training run, they are simulated by the
-    first of its estimators that hold.
+    Bounds are those of `accuracy`: converted from its μ, they are certified if the trade-off curve
+    is known to be Gaussian. For several canaries in a training run, they are simulated with the
+    first of the audit's estimators that gives a valid bound.
 
     Attributes:
         label: name of the audit.
         trials: number of trials.
         packs: number of packs.
         packs_done: number of packs that are stored.
-        claim: ε that the audit is compared with.
+        claim: ε with which the audit is compared.
         seconds: time of one trainer for the remaining packs.
         largest_certifiable: largest possible bound on ε; None, like `power`, without trials.
         power: probability of a bound of 90 % of the claim if the claim is tight.
@@ -94,13 +94,13 @@ class Outlook:
 
     @property
     def seconds(self) -> float:
-        """Time of one trainer for all that remains."""
+        """Time of one trainer for all packs and preparations that remain."""
         seconds = [audit.seconds for audit in self.audits]
         seconds += [seconds_left for _, seconds_left in self.preparations]
         return sum(seconds)
 
     def core_hours(self, num_cpus: float) -> float:
-        """Returns the core-hours of all that remains, by trainers of `num_cpus` each."""
+        """Returns the core-hours of all that remains, if each trainer has `num_cpus` cores."""
         return self.seconds * num_cpus / 3600
 
 
@@ -109,7 +109,7 @@ def forecast(
     storage_path: str,
     report: Callable[[str], None] = lambda line: None,
 ) -> Outlook:
-    """Plans the sweep against its run directory, and times first steps of its packs.
+    """Plans the sweep with what its run directory has, and times the first steps of its packs.
 
     Args:
         sweep: the sweep.
@@ -124,14 +124,15 @@ def forecast(
     warn_of_few_trials(sweep, report)
     check_inputs(sweep, report)
     plan = planning.preview(sweep, run)
-    left_out = {failure.pack for failure in outcomes.failed(run, plan)}
-    enough = outcomes.decided(run, sweep, plan)
-    unfinished = finished_trials.remaining(run, plan, enough)
-    remaining = [pack for pack in unfinished if pack not in left_out]
-    made: dict[tuple[str, int], Arrays] = {}  # parts that are computed here, to be timed
+    abandoned = {failure.pack for failure in outcomes.failed(run, plan)}
+    decided = outcomes.decided(run, sweep, plan)
+    unfinished = finished_trials.remaining(run, plan, decided)
+    remaining = [pack for pack in unfinished if pack not in abandoned]
+    # Parts of preparations that are computed here to time them, by preparation and number.
+    made: dict[tuple[str, int], Arrays] = {}
 
     def call(method: str, audit: int) -> tuple[Arrays, ...]:
-        """Answers a trainer, which calls its aggregator only for prepared parts."""
+        """Answers the trainer as its aggregator would; it calls for prepared parts only."""
         return _prepared(run, plan, made, audit)
 
     trainer = PackTrainer(sweep.raw, Brief.from_plan(plan, sweep), call)
@@ -162,60 +163,59 @@ def forecast(
     limit = sweep.resources.max_concurrent_trainers
     if limit != "auto":
         workers = min(workers, limit)
-    reason = failure or problem
-    return Outlook(tuple(audits), workers, reason, preparations, plan.commitment)
+    return Outlook(tuple(audits), workers, failure or problem, preparations, plan.commitment)
 
 
 def _with_bounds(outlook: AuditOutlook, audit: PlannedAudit, cell: Cell) -> AuditOutlook:
-    """Returns the forecast of an audit with the bounds that its trials can show.
+    """Adds the bounds that the trials of an audit can show to its forecast.
 
     Args:
         outlook: the forecast so far.
         audit: the audit in the plan.
         cell: the audit as the sweep has it.
     """
-    alpha = 1 - cell.audit.confidence
+    declared = cell.audit
+    alpha = 1 - declared.confidence
     shares = growth.shares(len(audit.foreseen))
-    # δ and confidence at each look: the looks share the error.
-    levels = [(cell.audit.delta, 1 - share * alpha) for share in shares]
-    level = levels[len(audit.looks) - 1]
-    holding = [spec for spec in cell.audit.estimators if spec.method.status.holds]
+    # δ and confidence at each interim analysis, as these share the error.
+    levels = [(declared.delta, 1 - share * alpha) for share in shares]
+    level = levels[len(audit.looks) - 1]  # of the last one with the trials that are planned now
+    valid = [spec for spec in declared.estimators if spec.method.status.holds]
     claimed = cell.claimed()
     states_curve = not isinstance(claimed, Training) and not claimed.gaussian
     by_simulation = audit.paired or states_curve
-    if not audit.independent and holding and holding[0].method.one_run:
+    if not audit.independent and valid and valid[0].method.one_run:
         by_simulation = True
-    if holding and by_simulation:
-        return _with_simulated_bounds(outlook, cell, holding[0], level)
+    if valid and by_simulation:
+        return _with_simulated_bounds(outlook, cell, valid[0], level)
     # Canaries of a training run may be correlated, so a training run counts as one trial.
     runs = audit.trials // max(audit.together, 1)
-    aim = CLAIM_SHARE * audit.claim
+    target = CLAIM_SHARE * audit.claim
     likely_bound = math.nan
-    needed = 0
+    runs_needed = 0  # stands for: no number is enough
     powers = {}  # by number of training runs
     if 0 < audit.claim < math.inf:
-        for trials, at in zip(audit.foreseen, levels, strict=True):
-            number = trials // audit.canaries
-            powers[number] = _power(audit.claim, aim, number, *at)
-        needed = _first_with_power(powers) or 0
-        if not needed:
+        for trials, level_of_look in zip(audit.foreseen, levels, strict=True):
+            runs_then = trials // audit.canaries
+            powers[runs_then] = _power(audit.claim, target, runs_then, *level_of_look)
+        runs_needed = _first_with_power(powers) or 0
+        if not runs_needed:
             with contextlib.suppress(ValueError):  # a billion trials would not be enough
-                needed = _trials_needed(
+                runs_needed = _trials_needed(
                     audit.claim,
-                    1 - CLAIM_SHARE,
-                    USUAL_POWER,
-                    cell.audit.delta,
-                    cell.audit.confidence,
+                    within=1 - CLAIM_SHARE,
+                    power=USUAL_POWER,
+                    delta=declared.delta,
+                    confidence=declared.confidence,
                 )
         likely_bound = _likely_bound(audit.claim, runs, USUAL_POWER, *level)
-    curve = cell.trade_off()
     return replace(
         outlook,
         largest_certifiable=stats.power.largest_certifiable(runs, *level),
-        power=_power(audit.claim, aim, runs, *level),
-        trials_needed=needed * audit.canaries or None,  # None instead of 0: no number is enough
-        grows=len(powers) > 1 and needed in powers,
-        status=stats.make("accuracy", planned=1).bound(*level).given(curve).status,
+        power=_power(audit.claim, target, runs, *level),
+        trials_needed=runs_needed * audit.canaries or None,
+        grows=len(powers) > 1 and runs_needed in powers,
+        status=stats.make("accuracy", planned=1).bound(*level).given(cell.trade_off()).status,
         likely=likely_bound,
     )
 
@@ -251,7 +251,7 @@ def _with_simulated_bounds(
     """
     trials = outlook.trials
     canaries = cell.canaries or trials
-    if spec.through_claim:  # simulated scores are Gaussian, as those of independent trials
+    if spec.through_claim:  # simulated scores are Gaussian, whatever the curve of the claim is
         options = {**spec.options, "curve": "gaussian"}
         spec = spec.model_copy(update={"options": options})
 
@@ -259,28 +259,31 @@ def _with_simulated_bounds(
         """Returns bounds on ε of simulated audits with this number of trials."""
         return simulated(lambda: spec.make(number, canaries), mechanism, level)
 
-    finite_claim = 0 < outlook.claim < math.inf
+    has_finite_claim = 0 < outlook.claim < math.inf
     claimed = cell.claimed()
+    # A mechanism that reveals as much as the claim allows; nothing, if no claim is a number.
     tight_mechanism: float | Responses = 0.0
     if not isinstance(claimed, Training) and not claimed.gaussian:
         tight_mechanism = Responses.from_curve(claimed.curve)
-    elif finite_claim:
+    elif has_finite_claim:
         tight_mechanism = float(gdp.mu(outlook.claim, level[0]))
-    tight = bounds(trials, tight_mechanism)
+    tight_bounds = bounds(trials, tight_mechanism)
     powers = {}  # by number of trials
     for number in (trials, 2 * trials, 4 * trials):
-        epsilons = np.array(tight if number == trials else bounds(number, tight_mechanism))
+        epsilons = np.array(tight_bounds if number == trials else bounds(number, tight_mechanism))
         powers[number] = float(np.mean(epsilons >= CLAIM_SHARE * outlook.claim))
     curve = cell.trade_off()
     independent = cell.mechanism.independent_canaries(cell.adversary)
     return replace(
         outlook,
-        largest_certifiable=bounds(trials, _ALL_RIGHT)[0],
+        largest_certifiable=bounds(trials, _PERFECT_MU)[0],
         power=powers[trials],
         trials_needed=_first_with_power(powers),
         status=spec.make(trials, canaries).bound(*level).given(curve, independent).status,
-        # A fifth of the simulated bounds, which rise, is smaller.
-        likely=tight[round((1 - USUAL_POWER) * _DRAWS)] if finite_claim else math.nan,
+        # Bounds are in rising order: a fifth of them is smaller than this one.
+        likely=tight_bounds[round((1 - USUAL_POWER) * _SIMULATIONS)]
+        if has_finite_claim
+        else math.nan,
     )
 
 
@@ -292,22 +295,22 @@ def simulated(
     """Returns the bounds on ε of simulated audits, in rising order.
 
     Args:
-        make: makes the estimator, which plans the number of canaries.
-        mechanism: difference between Gaussian scores with and without the canary, in standard
+        make: makes a new estimator, which states the number of canaries.
+        mechanism: mean difference between Gaussian scores with and without the canary, in standard
             deviations; or the answers of the mechanism, whose log odds are the scores.
         level: δ and confidence of the bounds.
     """
     rng = np.random.default_rng(_SEED)
     epsilons = []
-    for _ in range(_DRAWS):
+    for _ in range(_SIMULATIONS):
         estimator = make()
         bits = rng.random(estimator.planned) < 0.5
         noise = rng.standard_normal(estimator.planned)
         if isinstance(estimator, Paired):  # at best, both training runs share all noise
             # The second run of a pair has the opposite bits, and the same noise.
-            for values, second in ((bits, np.logical_not), (noise, np.positive)):
-                halves = values.reshape(-1, 2, estimator.canaries // 2)
-                halves[:, 1] = second(halves[:, 0])
+            for values, of_second in ((bits, np.logical_not), (noise, np.positive)):
+                halves = values.reshape(-1, 2, estimator.canaries // 2)  # a view: changes `values`
+                halves[:, 1] = of_second(halves[:, 0])
         if isinstance(mechanism, Responses):
             estimator.fold(mechanism.scores(bits, rng), bits)
         else:
@@ -317,7 +320,7 @@ def simulated(
 
 
 class UnpreparedError(Exception):
-    """Packs cannot be timed before their preparation is done."""
+    """Raised if packs cannot be timed, since their preparation is not complete."""
 
 
 def _time_parts(
@@ -327,18 +330,18 @@ def _time_parts(
     awaited: Sequence[Part],
     made: dict[tuple[str, int], Arrays],
 ) -> tuple[tuple[tuple[PreparationState, float], ...], str | None]:
-    """Makes the next awaited part of every preparation, and times it.
+    """Computes the next awaited part of every preparation, and times it.
 
     Args:
         trainer: computes parts in this process.
-        run: has the parts that are done.
+        run: the run directory, which has the parts that are done.
         plan: plan of the sweep.
-        awaited: parts that are to be done.
-        made: takes the arrays that are computed, by preparation and number of the part.
+        awaited: parts that remain to be done.
+        made: gets the computed arrays, by preparation and number of the part.
 
     Returns:
-        Each preparation with the seconds of its remaining parts, NaN for one that failed, and the
-        message of that part.
+        Each preparation with the seconds of its remaining parts, NaN if the part failed; and the
+        message of the last failure, None without any.
     """
     timed = []
     problem = None
@@ -367,7 +370,7 @@ def _prepared(
     """Returns all parts that an audit waits for. Raises UnpreparedError if one does not exist.
 
     Args:
-        run: has the parts that are done.
+        run: the run directory, which has the parts that are done.
         plan: plan of the sweep.
         made: arrays that were computed here, by preparation and number of the part.
         audit: index of the audit.
@@ -387,18 +390,19 @@ def seconds_per_trial(
     remaining: list[Pack],
     report: Callable[[str], None],
 ) -> tuple[dict[int, float], str | None]:
-    """Times a pack of each audit, once for all that take equally long.
+    """Times a pack of each audit, once for all audits that take equally long.
 
     Args:
         sweep: the sweep.
         trainer: trains the packs.
         remaining: the packs of the audits.
-        report: called with a line for each pack that needs no further timing.
+        report: called with a line of progress before each pack.
 
     Returns:
-        Seconds of a trial by index of the audit, NaN if none can be run, and the reason for that.
+        Seconds of a trial by index of the audit, NaN if none can be run; and the last reason why
+        the user's code could not be run, None without any.
     """
-    by_options = {}
+    by_options = {}  # seconds of a trial, by the options on which they depend, as JSON
     seconds = {}
     problem = None
     for number, pack in enumerate(remaining):
@@ -415,7 +419,7 @@ def seconds_per_trial(
             except DpauditError:
                 raise
             except UnpreparedError:
-                pass
+                pass  # the time stays NaN: the preparation has no part that could be timed
             except Exception as error:  # noqa: BLE001 (the user's training may raise anything)
                 problem = f"{type(error).__name__}: {first_line(error)}"
         seconds[pack.audit] = by_options[options]
@@ -423,31 +427,30 @@ def seconds_per_trial(
 
 
 def _pack_seconds(trainer: PackTrainer, pack: Pack, cell: Cell) -> float:
+    """Returns the seconds of a pack: of all of it, or extrapolated from its first steps."""
     if not trainer.takes_time_by_steps(pack.audit):
         return trainer.time_pack(pack, cell.horizons)
     return extrapolated(lambda step: trainer.time_pack(pack, (step,)), cell.horizons)
 
 
-def extrapolated(
-    seconds: Callable[[int], float],
-    horizons: tuple[int, ...],
-) -> float:
-    """Extrapolates the seconds that a pack takes from the seconds of shorter packs.
+def extrapolated(seconds: Callable[[int], float], horizons: tuple[int, ...]) -> float:
+    """Extrapolates the time of a pack, in seconds, from packs with fewer steps.
 
     The model is linear: every step takes the same time, and so does every recorded step.
 
     Args:
-        seconds: times a pack that ends after a number of steps.
+        seconds: runs a pack that ends after a number of steps; returns its time.
         horizons: the recorded steps of the pack.
     """
-    last = horizons[-1]
+    all_steps = horizons[-1]
     seconds(1)  # the very first pack takes longer, since objects are built in it
-    first = seconds(1)
+    of_one_step = seconds(1)  # one step, which is recorded
     steps = 1
-    elapsed = first
-    while steps < last and elapsed - first < ENOUGH_SECONDS:
-        steps = min(last, _STEP_FACTOR * steps)
+    elapsed = of_one_step
+    while steps < all_steps and elapsed - of_one_step < ENOUGH_SECONDS:
+        steps = min(all_steps, _STEP_FACTOR * steps)
         elapsed = seconds(steps)
-    # The first run has one step that is recorded; the last one has more steps, and records one.
-    step = max(elapsed - first, 0.0) / (steps - 1) if steps > 1 else first
-    return last * step + len(horizons) * max(first - step, 0.0)
+    # The longer pack has more steps, and also records one. So the difference is due to steps.
+    per_step = max(elapsed - of_one_step, 0.0) / (steps - 1) if steps > 1 else of_one_step
+    per_record = max(of_one_step - per_step, 0.0)
+    return all_steps * per_step + len(horizons) * per_record

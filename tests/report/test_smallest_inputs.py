@@ -115,7 +115,7 @@ def read_with_every_verb(location: str) -> None:
 @pytest.fixture(autouse=True)
 def two_simulated_audits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans simulate two audits in place of ten: their powers are not what is tested."""
-    monkeypatch.setattr(forecast, "_DRAWS", 2)
+    monkeypatch.setattr(forecast, "_SIMULATIONS", 2)
 
 
 def run_and_read(sweep: Path, folder: Path, *options: str) -> None:
