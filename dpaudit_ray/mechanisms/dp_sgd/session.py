@@ -404,10 +404,7 @@ class DpSgdSession(ResumableSession):
         bits = torch.from_numpy(members).to(training.initial)
         if canaries > 1:
             bits = bits.view(-1, canaries)
-        inside = bits  # whether each canary is in each model
-        if adversary.replaces:  # one canary of each pair is in; m are for bit 1, then m for bit 0
-            bits_by_model = bits.view(len(bits), -1)
-            inside = torch.cat([bits_by_model, 1 - bits_by_model], dim=1)
+        inside = self._inside(bits)
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
@@ -417,6 +414,7 @@ class DpSgdSession(ResumableSession):
         record = {  # scores and measures by name, float64 [trials, horizons] each
             name: np.array(saved.recorded.get(name, unknown)) for name in ("scores", *measures)
         }
+        # An observer may follow updates, or models, or both.
         watch = observer.see_update if isinstance(observer, UpdateObserver) else None
         see = observer.see if isinstance(observer, TrajectoryObserver) else None
         inserted = self._copied_canary()
@@ -438,19 +436,29 @@ class DpSgdSession(ResumableSession):
         scores = record.pop("scores")
         diverged = np.flatnonzero(~np.isfinite(scores[:, -1]))
         if not len(diverged):
-            return Measured(scores, record) if record else scores
+            return Measured(scores, record) if record else scores  # measures remain in `record`
         trial = int(diverged[0])  # one reason is enough for a pack
         reason = self._why_diverged(inside, seed, trial // canaries, horizons[-1])
         return Measured(scores, record, diverged={trial: reason})
+
+    def _inside(self, bits: Tensor) -> Tensor:
+        """Returns 1 for each canary that is in a model, else 0: [n], or [n, canaries].
+
+        Args:
+            bits: secret bits of each model, [n], or [n, m].
+        """
+        if not self.adversary.replaces:
+            return bits
+        # One canary of each pair is in: the first m canaries are for bit 1, then m for bit 0.
+        rows = bits.view(len(bits), -1)
+        return torch.cat([rows, 1 - rows], dim=1)
 
     def _copied_canary(self) -> Canary:
         """Returns a copy of the canary, since scorers may change a canary in place."""
         if isinstance(self.canary, ChangingCanary):
             return self.canary
-        copies: dict[str, Any] = {}
-        for name, value in vars(self.canary).items():
-            if torch.is_tensor(value):
-                copies[name] = value.clone()
+        fields = vars(self.canary)
+        copies = {name: value.clone() for name, value in fields.items() if torch.is_tensor(value)}
         return replace(self.canary, **copies)
 
     def _why_diverged(self, inside: Tensor, seed: int, model: int, steps: int) -> str:

@@ -317,7 +317,7 @@ class PackedSteps:
             wait_for_noise()
             update += sums
         wait_for_noise()  # again, for an empty batch, which has no parts
-        if inserted is not None and weights is None:  # weights would have added the canary already
+        if inserted is not None and weights is None:  # else the batch has the canary already
             if isinstance(inserted.canary, SampleCanary):
                 self._insert_examples(update, theta, inserted.canary, inserted)
             else:
@@ -325,9 +325,8 @@ class PackedSteps:
         self._steps_done += 1
         rate = recipe.rate(self._steps_done)
         noisy = Noisy(update, recipe.batch_size, rate, self._steps_done)
-        recipe.unit.move(
-            recipe, theta, noisy, self._optimizer_state
-        )  # changes `theta` by the optimizer
+        # The optimizer changes `theta`.
+        recipe.unit.move(recipe, theta, noisy, self._optimizer_state)
         return update
 
     def _draw(self, update: Tensor) -> None:
