@@ -107,7 +107,7 @@ class Learned(OutputAdversary):
             x, y = _surest_runs(draw, encoder, stages, least, most_drawn, rng)
             if len(np.unique(y)) < 2:  # all sure runs are of one world: nothing to learn
                 break
-            closer = self._closer(stages, x, y, rng, delta)
+            closer = self._fit_to_surest(stages, x, y, rng, delta)
             # If this depth gains nothing, the next one still may.
             if closer is not None:
                 stages.append(_Stage(least, closer))
@@ -118,7 +118,7 @@ class Learned(OutputAdversary):
 
         return score
 
-    def _closer(
+    def _fit_to_surest(
         self,
         stages: Sequence[_Stage],
         x: Floats,

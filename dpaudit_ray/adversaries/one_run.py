@@ -234,6 +234,7 @@ class OneRunRecords(OneRun, FinalModelAdversary[SampleCanary]):
     def score(self, canary: SampleCanary, observed: FinalModel) -> Tensor:
         """Returns minus the loss of each canary; for a pair, the second loss minus the first."""
         losses = observed.losses(canary.x, canary.y)
+        # The second records of all pairs come after the first ones.
         second = losses[:, self.count :] if self.replaces else 0.0
         scores = second - losses[:, : self.count]
         return scores[:, 0] if self.count == 1 else scores

@@ -70,7 +70,7 @@ class Along(Sums):
         import torch
 
         public = self.public
-        if step % self.period:
+        if step % self.period:  # canaries enter at multiples of the period
             return
         x, y = public.batch(step)
         known_sum = public.gradients(before, x, y, clip_norm=public.clip_norm)

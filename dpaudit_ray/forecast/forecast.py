@@ -378,7 +378,7 @@ def _prepared(
     arrays = []
     for part in preparing.all_parts(plan, [audit]):
         key = part.preparation, part.first
-        if key not in made and part.first not in run.parts(key[0]):
+        if key not in made and part.first not in run.parts(part.preparation):
             raise UnpreparedError
         arrays.append(made[key] if key in made else run.read_part(*key))
     return tuple(arrays)

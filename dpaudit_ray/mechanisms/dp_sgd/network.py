@@ -171,8 +171,8 @@ def check_gradients(
     row = packed.initial
     total = packed.clipped_sums(row[None], x, y, clip_norm)
     examples = _TRIED_ALONE if total.isfinite().all() else len(y)
-    alone = Samplewise(module, packed.loss)
-    failure = first_not_finite(alone, row, x[:examples], y[:examples])
+    samplewise = Samplewise(module, packed.loss)
+    failure = first_not_finite(samplewise, row, x[:examples], y[:examples])
     if failure is not None:
         example, clause = failure
         raise SpecError(

@@ -188,7 +188,7 @@ class PublicView:
             y: labels of these examples, [n].
         """
         if not self._is_checked:
-            self._check(x[:1], y[:1])
+            self._check_torch_func(x[:1], y[:1])
             self._is_checked = True
         most_models = max(1, _MOST_NUMBERS // theta.shape[1])
         results = [
@@ -197,7 +197,7 @@ class PublicView:
         ]
         return torch.cat(results).detach()
 
-    def _check(self, x: Tensor, y: Tensor) -> None:
+    def _check_torch_func(self, x: Tensor, y: Tensor) -> None:
         """Raises SpecError if torch.func and autograd differ on one example, x [1, ...], y [1]."""
         module = self._training.module
         row = flat_parameters(module)

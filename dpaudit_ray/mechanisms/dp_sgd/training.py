@@ -423,14 +423,14 @@ class DpSgdTraining:
         if y.dim() > 1:  # units of several records, whose examples are not tried one by one
             return f"an update of a {self.recipe.unit.protects} is not finite{cause}"
         views = self.recipe.augmentations > 1
-        alone = Samplewise(self.module, self.model.loss, views=views)
-        failure = first_not_finite(alone, parameters, x, y)
+        samplewise = Samplewise(self.module, self.model.loss, views=views)
+        failure = first_not_finite(samplewise, parameters, x, y)
         if failure is not None:
             row, clause = failure
             return f"{clause} for example {int(self.batches[step - 1][row])}{cause}"
         if isinstance(canary, SampleCanary):
-            alone = Samplewise(self.module, self.model.loss)
-            failure = first_not_finite(alone, parameters, canary.x[:1], canary.y[:1])
+            samplewise = Samplewise(self.module, self.model.loss)
+            failure = first_not_finite(samplewise, parameters, canary.x[:1], canary.y[:1])
             if failure is not None:
                 _, clause = failure
                 return f"{clause} for the canary{cause}"

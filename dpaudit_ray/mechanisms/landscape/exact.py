@@ -116,8 +116,9 @@ class Mass:
         panel = np.searchsorted(edges, points) - 1
         panel = np.clip(panel, 0, len(edges) - 2)
         half = np.diff(edges)[panel] / 2
+        # The mass in a panel, as a function of the position in it, is a Legendre series.
         coefficients = (self.density[panel] @ _TO_INTEGRAL) * half[:, None]
-        position = (points - edges[panel]) / half - 1
+        position = (points - edges[panel]) / half - 1  # -1 at the lower edge, 1 at the upper one
         polynomials = legendre.legvander(np.clip(position, -1.0, 1.0), ORDER)
         in_panel_below = coefficients * (polynomials - _AT_LEFT)
         in_panel_above = coefficients * (1.0 - polynomials)
@@ -183,10 +184,12 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
     counts = np.searchsorted(nodes, centres + REACH * noise) - first
     # Where the entries of each column begin among all entries.
     starts = np.append(0, np.cumsum(counts)).astype(np.int32)
+    # A column's entries are in consecutive rows, so a row is the entry's number plus an offset.
     rows = np.arange(starts[-1], dtype=np.int32)
     offsets = first - starts[:-1]
     rows += np.repeat(offsets.astype(np.int32), counts)
-    values = nodes[rows]  # changed in place from here on, which bounds the memory
+    # From here on `values` changes in place, up to the Gaussian density: this bounds the memory.
+    values = nodes[rows]
     values -= np.repeat(centres, counts)
     values *= values
     values *= -0.5 / noise**2
