@@ -36,7 +36,7 @@ USUAL_POWER = 0.8  # probability in `AuditOutlook.trials_needed`
 ENOUGH_SECONDS = 1.0  # a timing is precise if it takes this much longer than a single step
 _STEP_FACTOR = 4  # factor of the number of steps, until a timing is precise
 _SIMULATIONS = 10  # number of simulated audits of each kind
-_SEED = 20231  # seed of simulated audits: forecasts of the same sweep are equal
+_SEED = 20231  # seed of simulated audits, the same in each forecast
 _PERFECT_MU = 1e6  # μ of canaries whose bits are all guessed correctly
 
 
@@ -251,7 +251,7 @@ def _with_simulated_bounds(
     """
     trials = outlook.trials
     canaries = cell.canaries or trials
-    if spec.through_claim:  # simulated scores are Gaussian, whatever the curve of the claim is
+    if spec.through_claim:  # simulated scores are Gaussian, as those of independent trials
         options = {**spec.options, "curve": "gaussian"}
         spec = spec.model_copy(update={"options": options})
 

@@ -280,7 +280,7 @@ def _with_stored_canary(
     tensors = {name: tensor(array, device) for name, array in stored.items()}
     if _START in tensors:
         training = training.starting(tensors.pop(_START))
-    # The names of the arrays tell which class the canary is of: they are the class's fields.
+    # The arrays are named by the fields of the canary's class, which are different for each class.
     classes = {frozenset(cls.__dataclass_fields__): cls for cls in adversary.stored_canaries}
     canary = classes[frozenset(tensors)](**tensors)
     training.check_claim(canary)

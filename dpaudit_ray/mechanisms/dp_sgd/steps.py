@@ -94,7 +94,8 @@ class Inserted:
 def summed(directions: Tensor, inside: Tensor) -> Tensor:
     """Sums the canaries that each model has: Σ_j b_j g_j, float [n, p].
 
-    Entries must be finite, as `check_claim` requires: 0 times NaN or infinity would be NaN.
+    Entries must be finite: 0 times NaN or infinity would be NaN. `check_claim` refuses others, as a
+    finite C bounds the norm.
 
     Args:
         directions: gradients g_j of m canaries, float [m, p], may be sparse.
@@ -397,7 +398,7 @@ def _add_gradient(update: Tensor, directions: Tensor, inserted: Inserted) -> Non
 
     Args:
         update: sums of gradients, float [n, p], changed in place.
-        directions: the canary's `GradientCanary.direction`.
+        directions: the canary's `GradientCanary.direction`, whose entries are finite.
         inserted: which models have which canaries.
     """
     if inserted.inside.dim() > 1:  # several canaries, a bit for each
