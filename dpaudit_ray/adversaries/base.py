@@ -116,7 +116,13 @@ class PublicKnowledge(Protocol):
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Returns the loss of models `theta` [n, p] on examples x [m, ...], y [m]: [n, m]."""
 
-    def gradients(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+    def gradients(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float = math.inf,
+    ) -> Tensor:
         """Returns sums of clipped gradients in every model `theta`: float [n, p].
 
         Args:
@@ -338,7 +344,12 @@ class CanaryAdversary(Adversary, Generic[C]):
     def craft(self, public: PublicKnowledge, rng: Generator) -> C:
         """Chooses the canary before training; the arguments are those of `begin`."""
 
-    def observer(self, canary: C, public: PublicKnowledge, models: int) -> Observer | None:
+    def observer(
+        self,
+        canary: C,
+        public: PublicKnowledge,
+        models: int,
+    ) -> Observer | None:
         """Returns a fresh observer of a pack; None if only final models are observed.
 
         Args:

@@ -96,7 +96,12 @@ def gap(absent: Tensor, present: Tensor) -> Tensor:
     return (absent.mean() - present.mean()) / spread
 
 
-def _ascent(public: PublicKnowledge, worlds: list[Tensor], x: Tensor, y: Tensor) -> Tensor:
+def _ascent(
+    public: PublicKnowledge,
+    worlds: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
     """Returns signs of the gradient of the `gap` by x, in the shape of x.
 
     Args:

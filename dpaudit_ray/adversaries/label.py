@@ -52,7 +52,11 @@ class Label(Adversary):
         """The neuron; None for all."""
         return None if self.neuron == "all" else int(self.neuron)
 
-    def check_widths(self, sizes: tuple[int, ...], batch_size: int) -> None:
+    def check_widths(
+        self,
+        sizes: tuple[int, ...],
+        batch_size: int,
+    ) -> None:
         """Raises SpecError for a neuron that does not exist, or more records than equations.
 
         Args:
@@ -108,7 +112,11 @@ class Label(Adversary):
         return np.where(determined, labels, -1).astype(np.int8)
 
 
-def crafted_records(weights: Floats, count: int, rng: np.random.Generator) -> Floats:
+def crafted_records(
+    weights: Floats,
+    count: int,
+    rng: np.random.Generator,
+) -> Floats:
     """Crafts records that give every neuron of the first layer the same value (Algorithm 5).
 
     The records solve W x = v for a random v: one solution, plus each vector of a basis of W's null

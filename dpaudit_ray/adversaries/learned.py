@@ -147,11 +147,15 @@ class Learned(OutputAdversary):
         _log.info("of %d surest runs, nats fall from %.4f to %.4f", len(y), before, after)
         return learn(x, y) if after < before else None
 
-    def promise(self, draw: Draw, rng: Generator, delta: float = 0.0) -> float:
-        """Implements `OutputAdversary.promise`: the best result of a model, as `_best` has it."""
+    def promise(
+        self,
+        draw: Draw,
+        rng: Generator,
+        delta: float = 0.0,
+    ) -> float:
+        """Implements `OutputAdversary.promise` by the second value of `_best`: a model's result."""
         _, x, y = self._own_runs(draw, self.search, rng)
-        _, result = self._best(x, y, rng, delta)
-        return result
+        return self._best(x, y, rng, delta)[1]
 
     def _own_runs(
         self, draw: Draw, runs: int, rng: Generator
@@ -204,7 +208,12 @@ class Learned(OutputAdversary):
         best = max(results, key=results.__getitem__)
         return models[best], results[best]
 
-    def _models(self, cells: int, runs: int, seed: int) -> Iterator[tuple[str, Learn]]:
+    def _models(
+        self,
+        cells: int,
+        runs: int,
+        seed: int,
+    ) -> Iterator[tuple[str, Learn]]:
         """Yields names of the models that are compared, with the functions that fit them.
 
         Args:
@@ -285,7 +294,11 @@ def _cross_entropy(log_odds: Floats, inside: NDArray[np.bool_]) -> float:
     return float(np.logaddexp(0.0, log_odds_of_other).mean())
 
 
-def _best_bound(log_odds: Floats, inside: NDArray[np.bool_], delta: float) -> float:
+def _best_bound(
+    log_odds: Floats,
+    inside: NDArray[np.bool_],
+    delta: float,
+) -> float:
     """Estimates the ε at `delta` that guesses on the adversary's own runs show.
 
     The result is the largest of lower bounds by the k surest guesses, over some k. The correct
@@ -326,7 +339,12 @@ def classifiers() -> list[str]:
     return [name for name, cls in all_estimators("classifier") if hasattr(cls, "predict_proba")]
 
 
-def _fit_classifier(name: str, seed: int, x: Floats, y: NDArray[np.bool_]) -> Predict:
+def _fit_classifier(
+    name: str,
+    seed: int,
+    x: Floats,
+    y: NDArray[np.bool_],
+) -> Predict:
     """Fits a classifier of scikit-learn to columns, which are first robustly scaled and clipped.
 
     Args:

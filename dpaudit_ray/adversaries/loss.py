@@ -42,7 +42,7 @@ def mislabelled(public: PublicKnowledge, rng: "Generator", index: int | None) ->
 
     Args:
         public: gives examples, and the number of classes.
-        rng: draws the class, and the example if `index` is None.
+        rng: draws the class, and the example without an `index`.
         index: index of the example; None for a random one.
     """
     if index is None:

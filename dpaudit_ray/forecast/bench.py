@@ -211,7 +211,12 @@ def _fitting_packs(model_bytes: int) -> tuple[int, ...]:
     return tuple(models for models in PACKS if models <= most_models)
 
 
-def _step_seconds(steps: Steps, training: DpSgdTraining, models: int, repeats: int) -> float:
+def _step_seconds(
+    steps: Steps,
+    training: DpSgdTraining,
+    models: int,
+    repeats: int,
+) -> float:
     """Times a step of a pack; returns the seconds per model.
 
     Args:
@@ -226,7 +231,11 @@ def _step_seconds(steps: Steps, training: DpSgdTraining, models: int, repeats: i
     return _median_seconds(lambda: steps.step(theta, x, y, None), theta.device, repeats) / models
 
 
-def _median_seconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+def _median_seconds(
+    call: Callable[[], object],
+    device: torch.device,
+    repeats: int,
+) -> float:
     """Returns the median time of `repeats` calls, after some calls to warm up.
 
     Args:

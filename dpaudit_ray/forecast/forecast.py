@@ -433,7 +433,10 @@ def _pack_seconds(trainer: PackTrainer, pack: Pack, cell: Cell) -> float:
     return extrapolated(lambda step: trainer.time_pack(pack, (step,)), cell.horizons)
 
 
-def extrapolated(seconds: Callable[[int], float], horizons: tuple[int, ...]) -> float:
+def extrapolated(
+    seconds: Callable[[int], float],
+    horizons: tuple[int, ...],
+) -> float:
     """Extrapolates the time of a pack, in seconds, from packs with fewer steps.
 
     The model is linear: every step takes the same time, and so does every recorded step.
@@ -452,5 +455,5 @@ def extrapolated(seconds: Callable[[int], float], horizons: tuple[int, ...]) -> 
         elapsed = seconds(steps)
     # The longer pack has more steps, and also records one. So the difference is due to steps.
     per_step = max(elapsed - of_one_step, 0.0) / (steps - 1) if steps > 1 else of_one_step
-    per_record = max(of_one_step - per_step, 0.0)
-    return all_steps * per_step + len(horizons) * per_record
+    # The remainder of a recorded step is the time that recording takes.
+    return all_steps * per_step + len(horizons) * max(of_one_step - per_step, 0.0)

@@ -84,7 +84,11 @@ class Measured:
         return scored if isinstance(scored, Measured) else cls(scored)
 
     @classmethod
-    def alternating(cls, runs: Sequence[Scores | Measured], each: int) -> Measured:
+    def alternating(
+        cls,
+        runs: Sequence[Scores | Measured],
+        each: int,
+    ) -> Measured:
         """Interleaves runs of equal length: `each` trials of the first, of the second, and so on.
 
         Args:
@@ -119,7 +123,12 @@ class Measured:
 class Session(Protocol):
     """A mechanism that was opened for one adversary, ready to run trials."""
 
-    def run(self, members: Members, seed: int, horizons: Horizons) -> Scores | Measured:
+    def run(
+        self,
+        members: Members,
+        seed: int,
+        horizons: Horizons,
+    ) -> Scores | Measured:
         """Runs a pack of trials, and scores each at every horizon.
 
         Args:
@@ -266,8 +275,7 @@ class Mechanism(Plugin):
             return
         from ..adversaries.base import Adversary as Base
 
-        adversaries = registry(Base)
-        suitable = [n for n, cls in adversaries.items() if cls.attacks == self.attacked_as]
+        suitable = [n for n, cls in registry(Base).items() if cls.attacks == self.attacked_as]
         remedy = f"; use {', '.join(sorted(suitable))}" if suitable else ""
         raise SpecError(
             "adversary.name",
@@ -334,7 +342,13 @@ class Mechanism(Plugin):
         """Returns the preparation that packs of this adversary wait for; None if none is needed."""
         return None
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         """Computes one part of `preparation`: arrays of numbers by name, to be stored.
 
         The arrays depend only on the arguments and the identity. A part knows no secret bit and no

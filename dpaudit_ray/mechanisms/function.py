@@ -180,7 +180,13 @@ class Function(Mechanism):
             return None
         return Preparation(self.parts, {"name": self.name, "prepare": self.prepare})
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         """Calls `prepare` for one part; returns its arrays."""
         prepare = imports.function(str(self.prepare), "mechanism.prepare", "part", "seed")
         return cast(Arrays, prepare(part, seeds.part % 2**63))  # seeds of users fit into int64
@@ -225,12 +231,17 @@ class TrialByTrial:
     """A session that runs trials one after another.
 
     Attributes:
-        trial: function of a secret bit and a 63-bit seed; returns a score, or why there is none.
+        trial: function of a secret bit and a 63-bit seed; returns a score, or its failure.
     """
 
     trial: Callable[[bool, int], float | Missed]
 
-    def run(self, members: Members, seed: int, horizons: Horizons) -> Scores | Measured:
+    def run(
+        self,
+        members: Members,
+        seed: int,
+        horizons: Horizons,
+    ) -> Scores | Measured:
         """Runs the trials one by one, each with its own seed; a failed trial is NaN and `missed`.
 
         Args:

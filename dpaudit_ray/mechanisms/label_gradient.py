@@ -208,7 +208,13 @@ class LabelGradient(Mechanism):
         identity = {"target": self.training.identity(), "steps": self.steps}
         return Preparation(parts=1, identity=identity)
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         """Trains the target; returns its models and batches as arrays (`Target`)."""
         training = self.target.training(seeds.sweep, gpu)
         return Target.trained(training, self.shape, self.steps, seeds.part).arrays
@@ -449,7 +455,13 @@ class Target:
     arrays: Arrays
 
     @classmethod
-    def trained(cls, training: DpSgdTraining, shape: Shape, steps: int, seed: int) -> Target:
+    def trained(
+        cls,
+        training: DpSgdTraining,
+        shape: Shape,
+        steps: int,
+        seed: int,
+    ) -> Target:
         """Trains `steps` steps; stores the model before each, and its batch.
 
         Raises SpecError if training diverges, or if a batch has a record twice or another size.
@@ -506,7 +518,12 @@ class Target:
         activation = list(ACTIVATIONS)[self.arrays["activation"]]
         return Shape(sizes, activation)
 
-    def release(self, step: int, adversary: Label, noise: Noise) -> tuple[Release, Floats]:
+    def release(
+        self,
+        step: int,
+        adversary: Label,
+        noise: Noise,
+    ) -> tuple[Release, Floats]:
         """Computes the release of one step, as the adversary observes it.
 
         Args:
@@ -571,16 +588,14 @@ class Release:
 
     def bounds(self, delta: float) -> bounds.LabelBounds:
         """Returns bounds for the label of each record, with ε at `delta`."""
-        noise = self.noise
-        y = self.y.astype(float)
         return bounds.bounds_of_gram(
             self.gram,
             self.probabilities,
-            y,
-            clip_norm=noise.clip_norm,
-            noise_multiplier=noise.multiplier,
-            delta=delta,
-            full_norms=self.norms,
+            self.y.astype(float),
+            self.noise.clip_norm,
+            self.noise.multiplier,
+            delta,
+            self.norms,
         )
 
     def coefficients(self, y: Integers) -> Floats:

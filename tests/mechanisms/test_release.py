@@ -297,7 +297,7 @@ def test_depth_without_gain_is_passed_on_the_way_to_rarer_events(monkeypatch):
         smallest.append(float(np.quantile(x, 0.99)))
         return None if len(smallest) == 1 else (lambda columns: np.full(len(columns), 7.0))
 
-    monkeypatch.setattr(Learned, "_closer", reject_the_first)
+    monkeypatch.setattr(Learned, "_fit_to_surest", reject_the_first)
     learned = Learned(fit=20_000, zoom=2, model="HistGradientBoostingClassifier")
     score = learned.scorer(draw, (0, 1), np.random.default_rng(0))
     rare, common = score(np.array([1e-6, 0.5]))

@@ -270,7 +270,13 @@ class DpSgd(Recipe, Mechanism):
             return None
         return Preparation(1, settings | {"adversary": adversary.identity()})
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         """Trains one pack of shadow models, or crafts the canary; returns arrays by name."""
         from . import session
 

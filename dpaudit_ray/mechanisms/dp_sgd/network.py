@@ -58,7 +58,12 @@ def generator(seed: int, device: torch.device) -> torch.Generator:
     return result
 
 
-def network(model: "Model", shape: "Shape", classes: int, seed: int) -> nn.Module:
+def network(
+    model: "Model",
+    shape: "Shape",
+    classes: int,
+    seed: int,
+) -> nn.Module:
     """Builds a network for examples of `shape`, with parameters drawn by the model's scheme.
 
     Args:

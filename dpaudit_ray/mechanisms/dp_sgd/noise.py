@@ -111,7 +111,7 @@ class Correlated(Noise):
 
 @functools.lru_cache(maxsize=64)
 def _sensitivities(noise: Correlated, steps: int, separation: int) -> Matrix:
-    """Computes the sensitivity of trainings that end after 1, 2, ... steps, float64 [steps].
+    """Computes the sensitivity of a training that ends after 1, 2, ... steps, float64 [steps].
 
     It is |Cπ|, of the rows of C so far, for the worst step of a record's first participation
     (`Correlated.sensitivity`).

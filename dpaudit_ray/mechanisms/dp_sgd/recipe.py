@@ -221,7 +221,11 @@ class Recipe(Strict):
             raise SpecError(key, f"leaves {max(count, 0)} of {examples} examples; leave two")
         return count
 
-    def share_of(self, option: Literal["held_out", "reserved"], examples: int) -> int:
+    def share_of(
+        self,
+        option: Literal["held_out", "reserved"],
+        examples: int,
+    ) -> int:
         """Returns how many of `examples` an option takes; 0 unless the option is a share."""
         share = getattr(self, option)
         if not isinstance(share, float):
@@ -510,7 +514,12 @@ def calibrate_noise(
     return float(f"{math.ceil(noise / last_digit) * last_digit:.{_DIGITS}g}")
 
 
-def check_like(data: Dataset, other: Dataset, key: str, name: str) -> None:
+def check_like(
+    data: Dataset,
+    other: Dataset,
+    key: str,
+    name: str,
+) -> None:
     """Raises SpecError unless `other` has the features of `data`, and no other class.
 
     Args:

@@ -57,7 +57,12 @@ class Sampler(Plugin):
         A batch is an array of indices, int64 [any number], and may be empty.
         """
 
-    def coins(self, sizes: Sizes, shape: tuple[int, ...], rng: Generator) -> Iterator[Coins]:
+    def coins(
+        self,
+        sizes: Sizes,
+        shape: tuple[int, ...],
+        rng: Generator,
+    ) -> Iterator[Coins]:
         """Yields whether each canary is sampled at steps 1, 2, ... without end.
 
         Here each canary is in one batch of every epoch.
@@ -106,7 +111,12 @@ class Fixed(_Shuffled):
 
     name: Literal["fixed"] = "fixed"
 
-    def coins(self, sizes: Sizes, shape: tuple[int, ...], rng: Generator) -> Iterator[Coins]:
+    def coins(
+        self,
+        sizes: Sizes,
+        shape: tuple[int, ...],
+        rng: Generator,
+    ) -> Iterator[Coins]:
         """Yields 1 for every canary: it is in every step."""
         return itertools.repeat(np.ones(shape, bool))
 
@@ -121,7 +131,12 @@ class Poisson(_Independent):
 
     name: Literal["poisson"] = "poisson"
 
-    def coins(self, sizes: Sizes, shape: tuple[int, ...], rng: Generator) -> Iterator[Coins]:
+    def coins(
+        self,
+        sizes: Sizes,
+        shape: tuple[int, ...],
+        rng: Generator,
+    ) -> Iterator[Coins]:
         """Yields whether each canary is drawn into the batch, at the same rate as a record."""
         while True:
             yield rng.random(shape) < sizes.rate

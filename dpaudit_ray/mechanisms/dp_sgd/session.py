@@ -276,8 +276,7 @@ def _with_stored_canary(
         adversary: the adversary that crafted the canary.
         stored: tensors of the canary by name, and θ_0 if the adversary chose it.
     """
-    device = training.initial.device
-    tensors = {name: tensor(array, device) for name, array in stored.items()}
+    tensors = {name: tensor(array, training.initial.device) for name, array in stored.items()}
     if _START in tensors:
         training = training.starting(tensors.pop(_START))
     # The arrays are named by the fields of the canary's class, which are different for each class.
@@ -310,7 +309,12 @@ def craft_canary(training: DpSgdTraining, adversary: Adversary, seed: int) -> Ar
     return {name: values.detach().cpu().numpy() for name, values in tensors.items()}
 
 
-def train_shadows(training: DpSgdTraining, plan: ShadowPlan, part: int, seed: int) -> Arrays:
+def train_shadows(
+    training: DpSgdTraining,
+    plan: ShadowPlan,
+    part: int,
+    seed: int,
+) -> Arrays:
     """Trains one pack of shadow models; returns them as "theta", float [at most 16, p].
 
     Args:
@@ -366,7 +370,12 @@ class DpSgdSession(ResumableSession):
     canary: Canary
 
     @classmethod
-    def craft(cls, training: DpSgdTraining, adversary: CanaryAdversary[Any], seed: int) -> Self:
+    def craft(
+        cls,
+        training: DpSgdTraining,
+        adversary: CanaryAdversary[Any],
+        seed: int,
+    ) -> Self:
         """Crafts the canary. Raises SpecError if it has a larger sensitivity than claimed.
 
         Args:
@@ -404,7 +413,10 @@ class DpSgdSession(ResumableSession):
         bits = torch.from_numpy(members).to(training.initial)
         if canaries > 1:
             bits = bits.view(-1, canaries)
-        inside = self._inside(bits)
+        inside = bits  # whether each canary is in each model
+        if adversary.replaces:  # one canary of each pair is in; m are for bit 1, then m for bit 0
+            bits_by_model = bits.view(len(bits), -1)
+            inside = torch.cat([bits_by_model, 1 - bits_by_model], dim=1)
         observer = adversary.observer(self.canary, PublicView(training), len(bits))
         trainer = f"{training.recipe.engine} on {training.initial.device.type}"
         saved = PackCheckpoints(checkpoints, trainer, self.canary, observer)
@@ -441,27 +453,23 @@ class DpSgdSession(ResumableSession):
         reason = self._why_diverged(inside, seed, trial // canaries, horizons[-1])
         return Measured(scores, record, diverged={trial: reason})
 
-    def _inside(self, bits: Tensor) -> Tensor:
-        """Returns 1 for each canary that is in a model, else 0: [n], or [n, canaries].
-
-        Args:
-            bits: secret bits of each model, [n], or [n, m].
-        """
-        if not self.adversary.replaces:
-            return bits
-        # One canary of each pair is in: the first m canaries are for bit 1, then m for bit 0.
-        rows = bits.view(len(bits), -1)
-        return torch.cat([rows, 1 - rows], dim=1)
-
     def _copied_canary(self) -> Canary:
         """Returns a copy of the canary, since scorers may change a canary in place."""
         if isinstance(self.canary, ChangingCanary):
             return self.canary
-        fields = vars(self.canary)
-        copies = {name: value.clone() for name, value in fields.items() if torch.is_tensor(value)}
+        copies: dict[str, Any] = {}
+        for name, value in vars(self.canary).items():
+            if torch.is_tensor(value):
+                copies[name] = value.clone()
         return replace(self.canary, **copies)
 
-    def _why_diverged(self, inside: Tensor, seed: int, model: int, steps: int) -> str:
+    def _why_diverged(
+        self,
+        inside: Tensor,
+        seed: int,
+        model: int,
+        steps: int,
+    ) -> str:
         """Trains a pack again, up to the first step after which one of its models is not finite.
 
         Args:
@@ -485,7 +493,12 @@ class DpSgdSession(ResumableSession):
             before = theta.clone()
         return f"its parameters are finite at step {steps}, its score is not"
 
-    def _scores(self, theta: Tensor, observer: Observer | None, bits: Tensor) -> Scores:
+    def _scores(
+        self,
+        theta: Tensor,
+        observer: Observer | None,
+        bits: Tensor,
+    ) -> Scores:
         """Scores models `theta` [n, p]: one number for each of `bits`, float64 [n m].
 
         Raises SpecError for scores of another shape, which numpy would repeat over models.

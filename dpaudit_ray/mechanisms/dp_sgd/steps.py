@@ -177,7 +177,12 @@ class Insertion:
         return Inserted(self.canary, self.inside)
 
 
-def check_claim(canary: Canary, parameters: int, clip_norm: float, bits: int) -> None:
+def check_claim(
+    canary: Canary,
+    parameters: int,
+    clip_norm: float,
+    bits: int,
+) -> None:
     """Raises SpecError for a canary that breaks the claim.
 
     Args:
@@ -290,7 +295,13 @@ class PackedSteps:
         self._steps_done = 0
 
     @torch_on_one_thread()
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
+    def step(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        inserted: Inserted | None,
+    ) -> Tensor:
         """Takes one step of all models.
 
         Args:
@@ -377,7 +388,11 @@ class PackedSteps:
             arrays[_NOISE + name] = values.cpu().numpy()
         return arrays
 
-    def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
+    def restore(
+        self,
+        state: Mapping[str, Array],
+        steps_done: int,
+    ) -> None:
         """Continues from what `state` returned after `steps_done` steps.
 
         Raises:
@@ -457,7 +472,13 @@ class OpacusSteps:
         # Values that the optimizer keeps: by model, then by parameter, then by name.
         self._states: defaultdict[int, Any] = defaultdict(lambda: defaultdict(dict))
 
-    def step(self, theta: Tensor, x: Tensor, y: Tensor, inserted: Inserted | None) -> Tensor:
+    def step(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        inserted: Inserted | None,
+    ) -> Tensor:
         """Takes the step of one model after the other, by Opacus."""
         self._steps_done += 1
         for group in self._optimizer.param_groups:
@@ -552,7 +573,11 @@ class OpacusSteps:
                         arrays[f"{_OPTIMIZER}{model}.{index}.{name}"] = array
         return arrays
 
-    def restore(self, state: Mapping[str, Array], steps_done: int) -> None:
+    def restore(
+        self,
+        state: Mapping[str, Array],
+        steps_done: int,
+    ) -> None:
         """Continues from what `state` returned after `steps_done` steps.
 
         Raises:

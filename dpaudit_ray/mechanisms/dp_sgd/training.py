@@ -42,7 +42,12 @@ Examples = tuple[Tensor, Tensor]  # x [m, ...], y [m]
 Watch = Callable[[int, Tensor, Tensor], None]
 
 
-def draw_views(x: Tensor, view_count: int, seed: int, step: int) -> Tensor:
+def draw_views(
+    x: Tensor,
+    view_count: int,
+    seed: int,
+    step: int,
+) -> Tensor:
     """Draws random views of images, for augmentation multiplicity (De et al. 2022, section 3.2).
 
     Each view is a crop, mirrored or not, of the padded image. Views are public, as batches are. The
@@ -276,7 +281,13 @@ class DpSgdTraining:
             recipe.unit.move(recipe, theta, release, state)
             yield theta.clone()
 
-    def sums(self, theta: Tensor, x: Tensor, y: Tensor, clip_norm: float = math.inf) -> Tensor:
+    def sums(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        clip_norm: float = math.inf,
+    ) -> Tensor:
         """Computes Σ_j clip(∇ℓ(θ_i; x_j, y_j), C) of models `theta`, as a step does: [n, p]."""
         has_views = x.dim() > self.x.dim()
         compute = self.model.viewed_sums if has_views else self.model.clipped_sums
@@ -409,7 +420,12 @@ class DpSgdTraining:
         means = torch.stack(sums) / len(self.held_out[1])
         return np.asarray(means.cpu())
 
-    def not_finite(self, parameters: Tensor, step: int, canary: Canary | None) -> str:
+    def not_finite(
+        self,
+        parameters: Tensor,
+        step: int,
+        canary: Canary | None,
+    ) -> str:
         """Returns a clause that states what is not finite in a step of a model.
 
         Args:
@@ -432,8 +448,7 @@ class DpSgdTraining:
             samplewise = Samplewise(self.module, self.model.loss)
             failure = first_not_finite(samplewise, parameters, canary.x[:1], canary.y[:1])
             if failure is not None:
-                _, clause = failure
-                return f"{clause} for the canary{cause}"
+                return f"{failure[1]} for the canary{cause}"
         rate = self.recipe.rate(step)
         return f"gradients are finite, but not parameters after a step of {rate:g}{cause}"
 
@@ -495,7 +510,12 @@ def _choose_packing(
     packed.choose_way(x[:largest], y[:largest], remembered=is_known_code)
 
 
-def _batches(recipe: Recipe, examples: int, seed: int, device: torch.device) -> tuple[Tensor, ...]:
+def _batches(
+    recipe: Recipe,
+    examples: int,
+    seed: int,
+    device: torch.device,
+) -> tuple[Tensor, ...]:
     """Draws the batches of all steps: indices [any number] each."""
     sizes = Sizes(examples, recipe.batch_size)
     sampled = recipe.sampling.batches(sizes, np.random.default_rng(seed))

@@ -55,7 +55,11 @@ class Optimizer(Plugin):
             state: what this method stores for later steps; empty at the first one.
         """
 
-    def torch(self, parameters: Iterable[nn.Parameter], rate: float) -> optim.Optimizer:
+    def torch(
+        self,
+        parameters: Iterable[nn.Parameter],
+        rate: float,
+    ) -> optim.Optimizer:
         """Returns torch's optimizer for one model, with the fields of this class as its options.
 
         Args:

@@ -147,7 +147,11 @@ def matrix_entries(process: Process, steps: int) -> float:
     return columns * ORDER * (2 * REACH + 1)
 
 
-def evolve(process: Process, horizons: Horizons, refine: int = 1) -> Iterator[tuple[Mass, Mass]]:
+def evolve(
+    process: Process,
+    horizons: Horizons,
+    refine: int = 1,
+) -> Iterator[tuple[Mass, Mass]]:
     """Yields the densities at each horizon without the canary and with it.
 
     Args:
@@ -202,7 +206,7 @@ def _transition(process: Process, panels: Panels) -> sparse.csc_array:
 
 @dataclass(frozen=True)
 class Power:
-    """How well θ_t distinguishes the two worlds.
+    """Measures of how well θ_t distinguishes the two worlds.
 
     Attributes:
         epsilon: the true ε at δ.
@@ -284,7 +288,10 @@ def _epsilon(p: Mass, q: Mass, delta: float) -> float:
     return float(root)
 
 
-def hockey_stick(p: Mass, q: Mass) -> Callable[[float], float]:
+def hockey_stick(
+    p: Mass,
+    q: Mass,
+) -> Callable[[float], float]:
     """Returns ∫ max(p - e^ε q, 0) as a function of ε.
 
     log p / q is taken to be linear between two nodes. So the intervals on which p exceeds e^ε q end

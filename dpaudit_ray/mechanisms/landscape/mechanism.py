@@ -111,7 +111,12 @@ class Landscape(Mechanism):
         is_gaussian = horizon == 1 or self.gradient == "constant"
         return TradeOff.GAUSSIAN if is_gaussian else TradeOff.UNKNOWN
 
-    def open(self, adversary: Adversary, *_: Any, **__: Any) -> Session:
+    def open(
+        self,
+        adversary: Adversary,
+        *_: Any,
+        **__: Any,
+    ) -> Session:
         """Returns the process itself as the session: seeds, device and preparation are unused."""
         return self.process(adversary)
 

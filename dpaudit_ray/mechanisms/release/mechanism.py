@@ -128,12 +128,18 @@ class Release(Mechanism):
             settings["delta"] = self._delta
         return Preparation(pairs, settings)
 
-    def prepare_part(self, adversary: Adversary, part: int, seeds: PartSeeds, gpu: bool) -> Arrays:
+    def prepare_part(
+        self,
+        adversary: Adversary,
+        part: int,
+        seeds: PartSeeds,
+        gpu: bool,
+    ) -> Arrays:
         """Returns the ε that the adversary expects of one pair, from runs that are not trials."""
         pattern, pair = named_pairs(self.pairs)[part]
         rng = np.random.default_rng(seeds.part)
-        draws = self._draws(pair)
-        promise = cast(OutputAdversary, adversary).promise(draws, rng, self._delta)
+        attacker = cast(OutputAdversary, adversary)
+        promise = attacker.promise(self._draws(pair), rng, self._delta)
         _log.info("%s promises ε = %.3g", pattern, promise)
         return {"promise": np.array([promise])}
 
@@ -205,7 +211,12 @@ class _Draws:
             return list(self._one_by_one(data, runs, rng))
         return _counted(outputs, runs, self.path)
 
-    def _one_by_one(self, data: Any, runs: int, rng: Generator) -> Iterator[Any]:
+    def _one_by_one(
+        self,
+        data: Any,
+        runs: int,
+        rng: Generator,
+    ) -> Iterator[Any]:
         """Yields outputs, each by a separate call; an exception is an output, too.
 
         Args:
