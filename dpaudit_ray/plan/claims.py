@@ -19,10 +19,11 @@ from .model import PlannedAudit
 
 Floats = NDArray[np.float64]
 Claims = Mapping[str, tuple[float, ...]]  # ε at each recorded step, by accountant
-_CLOSE = 1e-6  # relative difference between versions of scipy
-_AGAIN = 1e-3  # relative difference between versions of an accountant
-_NUMERIC = 0.02  # error in ε of numerical accountants if no step is sampled
-_NUMERICAL = ("pld", "prv")
+# A recorded ε may differ from the one that is computed here.
+_SCIPY_DIFFERENCE = 1e-6  # between versions of scipy, relative
+_ACCOUNTANT_DIFFERENCE = 1e-3  # between versions of an accountant, relative
+_NUMERICAL_ERROR = 0.02  # absolute error of numerical accountants if no step is sampled
+_NUMERICAL = ("pld", "prv")  # accountants
 
 
 def claimed_epsilons(cell: Cell) -> dict[str, tuple[float, ...]]:
@@ -55,7 +56,7 @@ def difference(claims: Claims, cell: Cell) -> str | None:
     for name, values in claims.items():
         if imports.stays_unimported(name) or imports.stays_unimported(claimed[-1].code):
             continue  # a user's accountant or claim that was not imported
-        low, high = _range(claimed, cell.audit.delta, name)
+        low, high = _epsilon_range(claimed, cell.audit.delta, name)
         epsilons = np.array(values)
         wrong = np.flatnonzero(~((low <= epsilons) & (epsilons <= high)))
         if len(wrong):
@@ -67,12 +68,12 @@ def difference(claims: Claims, cell: Cell) -> str | None:
     return None
 
 
-def _range(
+def _epsilon_range(
     claimed: tuple[Claim, ...],
     delta: float,
     name: str,
 ) -> tuple[Floats, Floats]:
-    """Returns the smallest and the largest claim that may be recorded for each step, float64.
+    """Returns the smallest and the largest ε that may be recorded for each step, float64.
 
     Most accountants would take minutes for all steps. So they compute the last step only, and no
     earlier step may claim more. For Gaussian training, no step may claim less than its exact ε.
@@ -87,20 +88,20 @@ def _range(
     trainings = [claim for claim in claimed if isinstance(claim, Training)]
     # There is no lower bound: a user's accountant may even claim less than is true.
     if not trainings or not last.gaussian or ":" in name:
-        top = _last(last, delta, name)
+        last_epsilon = _cached_epsilon(last, delta, name)
         low = np.zeros(steps)
-        low[-1] = top * (1 - _AGAIN)
-        return low, np.full(steps, top * (1 + _AGAIN))
+        low[-1] = last_epsilon * (1 - _ACCOUNTANT_DIFFERENCE)
+        return low, np.full(steps, last_epsilon * (1 + _ACCOUNTANT_DIFFERENCE))
     mus = list(map(_mu, trainings))
     exact = np.asarray(gdp.epsilon(mus, delta))
     if name == "gaussian":
-        high = exact * (1 + _CLOSE) + _CLOSE
+        high = exact * (1 + _SCIPY_DIFFERENCE) + _SCIPY_DIFFERENCE
     elif name in _NUMERICAL:
-        high = exact * (1 + _AGAIN) + _NUMERIC
+        high = exact * (1 + _ACCOUNTANT_DIFFERENCE) + _NUMERICAL_ERROR
     else:
-        top = _last(last, delta, name)
-        high = np.full(steps, top * (1 + _AGAIN))
-    return exact * (1 - _CLOSE) - _CLOSE, high
+        last_epsilon = _cached_epsilon(last, delta, name)
+        high = np.full(steps, last_epsilon * (1 + _ACCOUNTANT_DIFFERENCE))
+    return exact * (1 - _SCIPY_DIFFERENCE) - _SCIPY_DIFFERENCE, high
 
 
 def _mu(training: Training) -> float:
@@ -112,8 +113,8 @@ def _mu(training: Training) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _last(claimed: Claim, delta: float, name: str) -> float:
-    """Returns ε of one claim by an accountant; remembers it."""
+def _cached_epsilon(claimed: Claim, delta: float, name: str) -> float:
+    """Returns ε of one claim by the accountant of that name."""
     return epsilons_by((claimed,), delta, name)[0]
 
 
@@ -127,7 +128,7 @@ def epsilons_by(
     Args:
         claimed: the claim at each of these steps.
         delta: δ of the claims.
-        accountant: name of the accountant of a training; `stated` for other claims.
+        accountant: name of the accountant of a training run; `stated` for other claims.
 
     Raises:
         SpecError: the accountant has no answer.
@@ -137,7 +138,8 @@ def epsilons_by(
         return _stated(claimed, delta, accountant)
     if delta == 0:
         raise SpecError("audit.delta", "is 0, where Gaussian noise claims no ε; use a larger one")
-    if len({claim.noise for claim in claimed}) > 1:  # of correlated noise: one release each
+    # With correlated noise, all steps up to a recorded one are a single release.
+    if len({claim.noise for claim in claimed}) > 1:
         return tuple(epsilons_by((claim,), delta, accountant)[0] for claim in claimed)
     steps = [claim.steps for claim in claimed if isinstance(claim, Training)]
     try:
@@ -190,7 +192,7 @@ def is_gaussian(cell: Cell, accountant: str) -> bool:
 
 
 def test(audit: PlannedAudit, cell: Cell) -> ClaimTest | RunTest:
-    """Makes the test of what the first accountant claims at the last step.
+    """Returns the test of what the first accountant claims at the last step.
 
     Args:
         audit: the audit as planned, whose trials the test fits.
@@ -250,7 +252,7 @@ def at_points(claimed: Claim, epsilons: Floats, accountant: str) -> Curve:
     Args:
         claimed: the claim.
         epsilons: ε of each point, float64 [n].
-        accountant: name of the accountant, if the claim is of a training.
+        accountant: name of the accountant, if the claim is that of a training run.
     """
     deltas = [
         accounting.delta_of(claimed, epsilon, accountant).upper for epsilon in epsilons.tolist()

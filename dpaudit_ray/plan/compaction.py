@@ -25,11 +25,16 @@ class Compactor:
     """Compacts the packs of all audits of a run into larger files, until storage refuses it."""
 
     def __init__(self, run: RunDirectory, audits: int) -> None:
+        """Begins before the first pack.
+
+        Args:
+            run: the run directory.
+            audits: number of audits.
+        """
         self._run = run
-        self._examined = [
-            0
-        ] * audits  # number of packs that were compacted or need not be, by audit
-        self._refused = False
+        # By audit: number of packs, from the first, that were compacted or need not be.
+        self._examined = [0] * audits
+        self._refused = False  # whether storage has refused to write or delete a file
 
     def compact_finished(self, audits: Sequence[FinishedTrials]) -> None:
         """Compacts each group of packs in which every pack was consumed.
@@ -44,7 +49,7 @@ class Compactor:
                 audit = trials.audit
                 start = self._examined[index]
                 stop = trials.consumed
-                size = group_size(audit)
+                size = group_size(audit)  # 0: no packs are compacted
                 if stop < len(audit.packs):  # the last group may still grow
                     stop -= stop % max(size, 1)
                 if size and start < stop:
@@ -124,5 +129,5 @@ def groups_to_compact(
         end = bisect.bisect(by_first_trial, (last + 1,))
         inside = [file for file in by_first_trial[begin:end] if file[1] <= last]
         count = group[-1].stop - group[0].start
-        if count >= min(finished_trials.FEWEST, size) and len(inside) > 1:
+        if count >= min(finished_trials.FEWEST_PACKS, size) and len(inside) > 1:
             yield group, inside

@@ -27,7 +27,7 @@ from ..storage.scores import Bounds, PackScores, score_frame
 from .model import Pack, Plan, PlannedAudit
 from .score_stream import ConsumedPack, MissedPack, parts_between_looks
 
-FEWEST = 64  # packs of a compacted file, unless a group has fewer
+FEWEST_PACKS = 64  # in a compacted file, unless a group has fewer
 READERS = 32  # an object store takes tens of milliseconds to answer each request
 _LOCAL_READERS = 3  # more would slow down the thread that reads the next pack
 MOST_READS = 2 * READERS  # reads under way, and results that wait to be yielded
@@ -149,14 +149,14 @@ class FinishedTrials:
         if ranges is None:
             few = []
             start = self.consumed
-            for number, pack in enumerate(self.audit.packs[start : start + FEWEST], start):
+            for number, pack in enumerate(self.audit.packs[start : start + FEWEST_PACKS], start):
                 if pack in self.stored:
                     few.append(PackRange(pack, number, number + 1))
                 elif pack in self.failed:
                     few.append(PackRange(None, number, number + 1))
                 else:
                     break
-            if len(few) < FEWEST:
+            if len(few) < FEWEST_PACKS:
                 return few
             # Many packs were waiting for a late one. Some may have been compacted meanwhile.
             ranges = stored_ranges(self._run, self.audit)
@@ -373,6 +373,7 @@ def in_order(
 
 @functools.cache
 def _readers(number: int) -> ThreadPoolExecutor:
+    """Returns the process's `number` threads for reading; they are started on first use."""
     return ThreadPoolExecutor(number, thread_name_prefix="replay")
 
 
@@ -380,7 +381,8 @@ class RecentPacks:
     """The latest packs in memory, `limit` bytes at most; the run directory has all of them, too."""
 
     def __init__(self, limit: int = 2**24) -> None:
-        self._limit = limit  # bytes
+        """Has no packs yet. `limit` is in bytes."""
+        self._limit = limit
         self._bytes = 0
         # Packs by owner and first trial, the oldest pack first.
         self._packs = collections.OrderedDict[tuple[object, int], PackScores]()

@@ -17,9 +17,9 @@ from ..stats import growth
 from .provenance import Code, InputFile
 
 MAX_PARTS = 100_000  # parts of a preparation at most; each is a file
-_MOST = 100_000_000  # trials, and steps, as in a sweep file
-Count = Annotated[int, Field(ge=0, le=_MOST)]
-Step = Annotated[int, Field(ge=1, le=_MOST)]
+_LARGEST = 100_000_000  # number of trials, or of steps, that a sweep file may have
+Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+Step = Annotated[int, Field(ge=1, le=_LARGEST)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
@@ -55,6 +55,7 @@ class Part(Pack):
 
     @property
     def size(self) -> int:
+        """0, the number of its trials."""
         return 0
 
     @property
@@ -83,8 +84,8 @@ class PlannedAudit:
         claims: ε at each recorded step, by accountant.
         packs: first and last trial of each pack.
         declared: the numbers of trials that were declared in turn; the last one is `trials`.
-        claimed: the claim at each recorded step, if computing it takes a user's code
-            or data.
+        claimed: the claim at each recorded step, if computing it takes a user's code or data;
+            else None.
         canaries: number of consecutive trials that belong to one training run, or to one pair of
             runs if `paired`, and are in one pack; 0 stands for all trials, in all packs.
         preparation: the preparation that the packs wait for.
@@ -126,6 +127,7 @@ class PlannedAudit:
 
     @property
     def independent(self) -> bool:
+        """Whether each trial has a training run of its own."""
         return self.canaries == 1
 
     @property

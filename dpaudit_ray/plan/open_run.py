@@ -22,7 +22,8 @@ def with_stored_trials(sweep: Sweep, run: RunDirectory, report: Report) -> Sweep
     Args:
         sweep: the sweep as configured.
         run: run directory of the sweep, which need not exist.
-        report: called with a line where trials stay, or a newer version wrote the directory.
+        report: called with a line if the number of trials is raised, or a newer version of this
+            package wrote the directory.
     """
     plan = _complete_plan(sweep, run)
     if newer := record.newer_version(run):
@@ -65,9 +66,12 @@ def _complete_plan(sweep: Sweep, run: RunDirectory) -> Plan | None:
 
 
 def _declares_more(sweep: Sweep, plan: Plan) -> bool:
-    """Returns whether the sweep declares more trials of an audit than are planned."""
-    pairs = zip(sweep.cells, plan.audits, strict=True)
-    return any(audit.trials and cell.audit.trials > audit.trials for cell, audit in pairs)
+    """Returns whether the sweep declares more trials of an audit than are planned.
+
+    Audits without planned trials have exact bounds, and never need any.
+    """
+    pairs = zip(plan.audits, sweep.cells, strict=True)
+    return any(0 < planned.trials < cell.audit.trials for planned, cell in pairs)
 
 
 def preview(
@@ -156,9 +160,9 @@ def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirecto
     ]
     remedy = "use a new name"
     # Bits depend on seed, mechanism and adversary: where these are equal, so are the trials.
-    same = {cell.fingerprint for cell in recorded.cells}
-    same &= {cell.fingerprint for cell in new.cells}
-    if same and new.seed == recorded.seed:
+    shared = {cell.fingerprint for cell in recorded.cells}
+    shared &= {cell.fingerprint for cell in new.cells}
+    if shared and new.seed == recorded.seed:
         remedy += " and a new seed"
     return RunDirectoryError(
         f"{run.location} holds another sweep ({_first_changes(changes)}); {remedy}, or the old "
@@ -216,15 +220,15 @@ def _with_stored_code(
         run: the run directory.
         report: takes a line for the user.
     """
-    code = previous.code[-1]
-    remains = any(remaining(run, plan))
-    grave, harmless = provenance.changes(code, plan.code[-1])
-    if harmless and remains:
+    stored_code = previous.code[-1]
+    trials_remain = any(remaining(run, plan))
+    grave, harmless = provenance.changes(stored_code, plan.code[-1])
+    if harmless and trials_remain:
         report(
             f"{run.location} continues elsewhere ({_first_changes(harmless)}): last bits may differ"
         )
-    other_modules = code.modules != plan.code[-1].modules
-    if grave and (remains or other_modules):
+    other_modules = stored_code.modules != plan.code[-1].modules
+    if grave and (trials_remain or other_modules):
         comments = ", in which comments count too" if other_modules else ""
         raise RunDirectoryError(
             f"{run.location} was run with other code{comments} ({_first_changes(grave)}); {RESTORE}"

@@ -108,6 +108,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class _FailedPack:
+    """A pack that was given up, as the file has it."""
+
     audit: int
     first: int
     last: int
@@ -118,6 +120,8 @@ class _FailedPack:
 
 @dataclass(frozen=True)
 class _FailedPart:
+    """A part of a preparation that failed, as the file has it."""
+
     preparation: str
     part: int
     kind: str
@@ -203,7 +207,7 @@ class Record:
         self._run.write_scores(audit, scores)
         with self._lock:
             if pack in self.failed:
-                self.set_failed(f for f in self.failed.values() if f.pack != pack)
+                self.set_failed(other for other in self.failed.values() if other.pack != pack)
         return scores
 
     def add_failed(self, packs: dict[Pack, Failure]) -> None:
@@ -280,7 +284,7 @@ def failed(run: RunDirectory, plan: Plan) -> list[Failure]:
 
 
 def failed_parts(run: RunDirectory, plan: Plan) -> list[Failure]:
-    """Returns the parts of preparations that failed, are not stored, and that audits wait for."""
+    """Returns the parts that failed and are not stored, if an audit of the plan waits for them."""
     entries = read(run, plan).failed_parts
     if not entries:
         return []
@@ -300,7 +304,14 @@ def finished_trials(
     plan: Plan,
     index: int,
 ) -> FinishedTrials:
-    """Opens the trials of an audit, with failed packs, up to where `stop_when` ended the audit."""
+    """Opens the trials of an audit, up to where `stop_when` ended it.
+
+    Args:
+        run: the run directory.
+        sweep: the sweep, for its rules.
+        plan: the sweep's plan.
+        index: index of the audit in the plan.
+    """
     packs = [failure.pack for failure in recorded(run, plan)]
     failed_packs = [pack.bounds for pack in packs if pack.audit == index]
     end = decided(run, sweep, plan).get(index)

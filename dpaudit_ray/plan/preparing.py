@@ -37,8 +37,8 @@ def planned(
             f"{cell.mechanism.name} has a preparation of {preparation.parts} parts; "
             f"it must have 1 to {MAX_PARTS}",
         )
-    read = provenance.files_of_cell(cell, files)
-    identity = digest([preparation.identity, preparation.parts, seed, read])
+    file_digests = provenance.digests_of_cell(cell, files)
+    identity = digest([preparation.identity, preparation.parts, seed, file_digests])
     return PlannedPreparation(identity, preparation.parts)
 
 
@@ -46,12 +46,16 @@ def all_parts(
     plan: Plan,
     audits: Iterable[int] | None = None,
 ) -> list[Part]:
-    """Returns the parts that the given audits (all if None) wait for; a shared part comes once."""
+    """Returns the parts that audits wait for, each once, even if several audits share it.
+
+    Args:
+        plan: the plan.
+        audits: indices of the audits; None for all.
+    """
     parts = []
     for preparation, waiting in _waiting(plan, audits).items():
         for number in range(preparation.parts):
-            part = Part(waiting[0], number, number, tuple(waiting), preparation.id)
-            parts.append(part)
+            parts.append(Part(waiting[0], number, number, tuple(waiting), preparation.id))
     return parts
 
 
@@ -86,9 +90,9 @@ def missing_parts(
     """
     waiting = [pack.audit for pack in packs]
     waiting += _without_packs(plan)
-    stored = {}
+    stored = {}  # numbers of the stored parts, by id of the preparation
     remaining = []
-    for part in all_parts(plan, dict.fromkeys(waiting)):
+    for part in all_parts(plan, dict.fromkeys(waiting)):  # each audit once, in order
         if part.preparation not in stored:
             stored[part.preparation] = run.parts(part.preparation)
         if part.first not in stored[part.preparation]:
@@ -124,8 +128,7 @@ def states(run: RunDirectory, plan: Plan) -> list[PreparationState]:
     for preparation, waiting in _waiting(plan).items():
         labels = [plan.audits[index].label for index in waiting]
         done = run.parts(preparation.id).intersection(range(preparation.parts))
-        state = PreparationState(preparation.id, labels, preparation.parts, len(done))
-        listed.append(state)
+        listed.append(PreparationState(preparation.id, labels, preparation.parts, len(done)))
     return listed
 
 
@@ -137,9 +140,8 @@ class Prepared:
         self._run = run
         self._plan = plan
         self._lock = threading.Lock()  # one thread at a time reads `_stored`, or adds to it
-        self._stored = {
-            entry.id: run.parts(entry.id) for entry in _waiting(plan)
-        }  # numbers of parts
+        # Numbers of the stored parts, by id of the preparation.
+        self._stored = {preparation.id: run.parts(preparation.id) for preparation in _waiting(plan)}
 
     def keep(self, part: Part, arrays: Arrays) -> None:
         """Stores a part, or raises StorageError; storing it again changes nothing."""
@@ -155,17 +157,24 @@ class Prepared:
         )
 
     def complete(self, audit: int) -> tuple[Arrays, ...]:
-        """Reads all parts, or none while one is not stored. Raises DamagedFileError."""
+        """Reads all parts of an audit's preparation; returns () while one is not stored.
+
+        Raises:
+            DamagedFileError: a part is damaged.
+        """
         stored, parts = self.progress(audit)
         return self.parts(audit) if stored == parts else ()
 
     def suffices(self, audit: int) -> bool:
-        """Returns whether only packs remain: an audit without packs needs its preparation."""
+        """Returns whether an audit needs no further part once its packs are complete.
+
+        An audit without trials has no packs: its result needs all parts.
+        """
         stored, parts = self.progress(audit)
         return stored == parts or self._plan.audits[audit].trials > 0
 
     def lost(self) -> list[str]:
-        """Returns the files of audits without packs that were stored, and are gone."""
+        """Returns the files of parts that audits without packs need, and that are missing."""
         parts = all_parts(self._plan, _without_packs(self._plan))
         files = [part_file(part.preparation, part.first) for part in parts]
         return [file for file in files if not self._run.exists(file)]

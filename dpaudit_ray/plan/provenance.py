@@ -22,21 +22,32 @@ from ..sweep.cell import Cell
 from ..sweep.spec import Sweep
 
 _PACKAGES = ("torch", "numba", "numpy", "opacus", "ray")
-_MOVES_NO_SCORE = ("ray", "python")  # versions that are recorded, and may differ
+_WITHOUT_EFFECT = ("ray", "python")  # versions that are recorded, but change no score
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
 class Code:
-    """Code that computes trials, and the machine that it runs on."""
+    """Code that computes trials, and the machine that it runs on.
 
-    modules: Mapping[str, Sha256]  # digests of the user's modules, by name
+    Attributes:
+        modules: digests of the user's modules, by name.
+        versions: versions of packages and of Python, by name.
+        device: properties of the processor or GPU that change last bits.
+    """
+
+    modules: Mapping[str, Sha256]
     versions: Mapping[str, str]
     device: str
 
 
 def machine(modules: Iterable[str], gpu: bool = False) -> Code:
-    """Returns code and device of this process, with those of the user's `modules` that it has."""
+    """Returns the code and the device of this process.
+
+    Args:
+        modules: names of the user's modules; one that this machine lacks is skipped.
+        gpu: whether the device is the GPU, if there is one.
+    """
     files = {name: module_file(name) for name in modules}
     digests = {name: _digest(file) for name, file in files.items() if file is not None}
     return Code(digests, installed_versions(), device(gpu))
@@ -45,7 +56,14 @@ def machine(modules: Iterable[str], gpu: bool = False) -> Code:
 def first_difference(code: Code, machine: Code) -> str | None:
     """Returns the first difference of a machine from the driver's code, in words.
 
-    None stands for no difference; a module that the machine lacks does not count.
+    A module that the machine lacks does not count.
+
+    Args:
+        code: the driver's code.
+        machine: the code of another machine.
+
+    Returns:
+        The difference; None if there is none.
     """
     for name in ("dpaudit", "torch", "numba"):
         expected = code.versions.get(name)
@@ -120,7 +138,7 @@ def changes(
         old = recorded.versions.get(name, "missing")
         new = code.versions.get(name, "missing")
         if old != new:
-            differences = harmless if name in _MOVES_NO_SCORE else grave
+            differences = harmless if name in _WITHOUT_EFFECT else grave
             differences.append(f"{name} {old} there, {new} here")
     if recorded.device != code.device:
         harmless.append(f"{recorded.device} there, {code.device} here")
@@ -129,7 +147,14 @@ def changes(
 
 @functools.cache
 def device(gpu: bool = False) -> str:
-    """Returns the properties of this machine that change last bits: "NAME, avx2", or its GPU."""
+    """Returns the properties of this machine that change last bits of scores.
+
+    Args:
+        gpu: whether the name of the GPU is returned, if there is one.
+
+    Returns:
+        Name and widest vector instructions of the processor, such as "NAME, avx2", or the GPU.
+    """
     if gpu:
         import torch
 
@@ -140,19 +165,19 @@ def device(gpu: bool = False) -> str:
     except OSError:
         lines = []
     fields = {}
-    for line in reversed(lines):  # the first processor counts
+    for line in reversed(lines):  # so that the first of all processors is the last one read
         key, _, value = line.partition(":")
         fields[key.strip()] = value.strip()
-    words = [fields.get("model name") or platform.machine()]
+    properties = [fields.get("model name") or platform.machine()]
     flags = fields.get("flags", "").split()
     for instructions in ("avx512f", "avx2", "avx", "sse4_2"):
         if instructions in flags:
-            words.append(instructions)
+            properties.append(instructions)
             break
-    # With these, a user limits the instructions that torch and numba use.
+    # With these variables, a user limits the instructions that torch and numba use.
     for variable in ("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME"):
-        words.append(os.environ.get(variable, ""))
-    return ", ".join(filter(None, words))
+        properties.append(os.environ.get(variable, ""))
+    return ", ".join(filter(None, properties))
 
 
 def _version(package: str) -> str:
@@ -173,6 +198,7 @@ def _digest(path: Path) -> str:
 
 
 def _short(digest: str | None) -> str:
+    """Returns the beginning of a digest, for messages; None stands for a missing file."""
     return "no file" if digest is None else f"SHA-256 {digest[:12]}..."
 
 
@@ -197,14 +223,19 @@ def input_files(sweep: Sweep) -> tuple[InputFile, ...]:
     return tuple(files.values())
 
 
-def files_of_cell(
+def digests_of_cell(
     cell: Cell,
     files: tuple[InputFile, ...],
 ) -> list[str]:
-    """Returns the SHA-256 of each file of a sweep that one audit reads."""
-    digests = {file.file: file.sha256 for file in files}
-    names = map(str, _files([cell]))
-    return [digests[name] for name in names if name in digests]
+    """Returns the SHA-256 of each file that one audit reads, in the order of `_files`.
+
+    Args:
+        cell: the audit.
+        files: all files of the sweep. A path that was no file when the run began has no digest.
+    """
+    digest_by_path = {file.file: file.sha256 for file in files}
+    paths = map(str, _files([cell]))
+    return [digest_by_path[path] for path in paths if path in digest_by_path]
 
 
 def other_files(

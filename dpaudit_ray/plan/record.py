@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 FILE = "plan.json"
 SWEEP_FILE = "sweep.yaml"
 _CONTENT = TypeAdapter(Plan)
-_ADDED = 8  # further bounds of a step at most, by estimators that the sweep file does not list
+# Most bounds of a step by estimators that the sweep file does not list.
+_MOST_ADDED = 8
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def _check_audit(audit: PlannedAudit, index: int) -> None:
     starts = [first for first, _ in audit.packs]
     ends = [last + 1 for _, last in audit.packs]
     steps = len(audit.horizons)
+    # Without recorded claims, the steps stand in for them: there are as many.
     lengths = {len(values) for values in (*audit.claims.values(), audit.claimed or audit.horizons)}
     problem = None
     # Each pack begins where the one before it ends, the first at 0; the last ends with the trials.
@@ -93,7 +95,7 @@ def _rising(*numbers: int) -> tuple[int, ...]:
 
 
 def load(run: RunDirectory) -> Plan | None:
-    """Reads the plan in a run directory; None without one."""
+    """Reads the plan in a run directory; returns None without one."""
     text = run.read_text(FILE)
     try:
         return None if text is None else _parsed(text)
@@ -113,7 +115,7 @@ _VERSION = re.compile(r"""^[{ ]{0,2}"?version"?: *["']?([^"',\s]+)""", re.MULTIL
 
 
 def newer_version(run: RunDirectory) -> str | None:
-    """Returns a line about files that a newer version of this package wrote, else None."""
+    """Returns a line about files that a newer version of this package wrote; None without any."""
     for name in (FILE, SWEEP_FILE):
         # A damaged file has no version; the damage is reported where the file is needed.
         with contextlib.suppress(InvalidVersion, RunDirectoryError):
@@ -152,14 +154,19 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
 
 
 def recorded(run: RunDirectory) -> Sweep | None:
-    """Reads the sweep as it was run; None before that. Raises RunDirectoryError for damage."""
+    """Reads the sweep of a run directory; returns None if there is none yet.
+
+    Raises:
+        RunDirectoryError: the file is damaged.
+    """
     text = run.read_text(SWEEP_FILE)
     if text is None:
         return None
     try:
         return spec.from_raw(yamlfile.parse_yaml(text, f"{run.location}/{SWEEP_FILE}"))
     except SpecError as error:
-        # Its remedy, after the semicolon, is for a file that the user wrote.
+        # What follows the semicolon tells how to change a file that the user wrote: this one
+        # was not.
         problem = str(error.problems[0]).partition(";")[0]
         raise _damaged(run, SWEEP_FILE, problem) from error
 
@@ -252,11 +259,16 @@ def _has_claim(cell: Cell, audit: PlannedAudit) -> bool:
 
 
 def most_estimates(sweep: Sweep, plan: Plan) -> int:
-    """Returns how many rows `estimates.parquet` may have: by step, claim and estimator."""
-    return sum(
-        len(audit.horizons) * len(audit.claims) * (len(cell.audit.estimators) + _ADDED)
-        for audit, cell in zip(plan.audits, sweep.cells, strict=True)
-    )
+    """Returns the largest number of rows that `estimates.parquet` may have.
+
+    It has a row for each step, accountant and estimator. A file with more rows is not from this
+    sweep, and is not read.
+    """
+    rows = 0
+    for audit, cell in zip(plan.audits, sweep.cells, strict=True):
+        estimators = len(cell.audit.estimators) + _MOST_ADDED
+        rows += len(audit.horizons) * len(audit.claims) * estimators
+    return rows
 
 
 def check_estimates(

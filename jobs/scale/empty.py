@@ -66,7 +66,7 @@ class Empty(Mechanism):
 
 def audits_of(packs: int) -> int:
     """Audits that are too small for their packs to be gathered: files then tell when each came."""
-    return math.ceil(packs / (finished_trials.FEWEST - 1))
+    return math.ceil(packs / (finished_trials.FEWEST_PACKS - 1))
 
 
 def sweep(  # noqa: PLR0913 (what is rare goes by name)

@@ -56,7 +56,7 @@ def files(run: RunDirectory, plan: Plan) -> list[tuple[int, int]]:
 def _few() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "PACKS_PER_FILE", PACKS_PER_FILE)
-        patch.setattr(finished_trials, "FEWEST", FEWEST)
+        patch.setattr(finished_trials, "FEWEST_PACKS", FEWEST)
         yield
 
 

@@ -57,7 +57,7 @@ def test_storage_is_asked_once_and_not_again_for_packs_in_memory(tmp_path, asked
 
 
 def test_many_packs_behind_a_late_one_are_listed_once_more(tmp_path, asked, monkeypatch):
-    monkeypatch.setattr(finished_trials, "FEWEST", 4)
+    monkeypatch.setattr(finished_trials, "FEWEST_PACKS", 4)
     plan, run = opened(tmp_path, packs=8)
     packs = list(planning.remaining(run, plan))
     trials = FinishedTrials(run, plan, 0)
