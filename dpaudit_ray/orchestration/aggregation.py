@@ -51,7 +51,7 @@ class Aggregation:
         self._writing = threading.Lock()  # held while files are written; acquired before `_folding`
         self._compactor = Compactor(run, len(plan.audits))
         self._checkpoints = Checkpoints(run, plan)
-        # Trainers call these three by name.
+        # Trainers call these three methods by name.
         self.checkpoint = self._checkpoints.checkpoint
         self.keep = self._prepared.keep
         self.prepared = self._prepared.parts
@@ -90,7 +90,8 @@ class Aggregation:
     def fold(self, pack: Pack, scores: PackScores) -> None:
         """Stores and folds one pack; folding it again changes nothing. Any thread may call it.
 
-        Raises StorageError where the pack could not be written, and does not count as done.
+        Raises:
+            StorageError: the pack was not written, and does not count as done.
         """
         if self._is_stored(pack):
             return

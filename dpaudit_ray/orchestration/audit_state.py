@@ -22,15 +22,17 @@ from .progress import Activity, AuditProgress
 
 
 class OpenSweep:
-    """Objects that the audits of a sweep share: computing one takes as long as all audits.
+    """State that all audits of a sweep share, computed once, since it takes as long for one as all.
 
     Attributes:
-        each_audit: confidence of each audit's live bound.
-        alpha: error of each audit's test: the run's error budget, shared as by `dpaudit verify`.
+        prepared: parts of preparations that are stored.
+        recent: packs in memory.
+        bound_confidence: confidence of each audit's live bound.
+        test_error: error probability of each audit's test.
     """
 
     def __init__(self, sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-        """Splits the error of the sweep over its audits; reads no scores yet.
+        """Splits the error budget evenly over the audits; reads no scores yet.
 
         Args:
             sweep: the sweep.
@@ -42,9 +44,10 @@ class OpenSweep:
         self.run = run
         self.prepared = Prepared(run, plan)
         self.recent = RecentPacks()
-        self.each_audit = sweep.budget.each_audit
+        self.bound_confidence = sweep.budget.each_audit
+        # As in `dpaudit verify`: the error of the audit with the lowest confidence, split evenly.
         confidences = [cell.audit.confidence for cell in sweep.cells]
-        self.alpha = (1 - min(confidences)) / len(confidences)
+        self.test_error = (1 - min(confidences)) / len(confidences)
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,8 @@ class Snapshot:
 
     Attributes:
         packs: the packs folded since the last call.
-        decided: the trials that were enough by `stop_when`, None without a decision.
-        complete: whether no trial is missing up to these; a miss is missing.
+        decided: the trials that were enough by `stop_when`; None without a decision.
+        complete: whether all packs up to these trials are stored; a failed pack is not.
         missed: trials that failed while others of their pack did not, by kind.
     """
 
@@ -123,7 +126,7 @@ class AuditState:
         self._advance()
 
     def miss(self, pack: Bounds) -> None:
-        """Folds a pack that was given up."""
+        """Folds the trials of a pack that was given up, as misses."""
         self.trials.failed.add(pack)
         self._advance()
 
@@ -137,7 +140,7 @@ class AuditState:
     def progress(self, activity: Activity) -> AuditProgress:
         """Returns the progress of the audit; `activity` is what the driver knows of the sweep."""
         if self._live_bound is None:
-            bound = self._live_estimate(self._open_sweep.each_audit)
+            bound = self._live_estimate(self._open_sweep.bound_confidence)
             # The status of the bound, and its assumptions, follow from the claimed curve.
             self._live_bound = bound.given(self._cell.trade_off())
         missed = sum(kind.trials for kind in self._missed.values())
@@ -197,7 +200,8 @@ class AuditState:
 
     def _is_enough(self) -> bool:
         """Returns whether the trials so far decide the audit, by `stop_when`."""
-        if self._test is not None and self._test.refuted_after(self._open_sweep.alpha) is not None:
+        error = self._open_sweep.test_error
+        if self._test is not None and self._test.refuted_after(error) is not None:
             return True
         within = self._rule.within if self._rule else None
         claim = self._audit.claim

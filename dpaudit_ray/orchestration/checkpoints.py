@@ -41,7 +41,7 @@ class Checkpoints:
             return {pack: max(steps) for pack, steps in self._steps.items() if steps}
 
     def checkpoint(self, pack: Pack) -> Saved | None:
-        """Returns the last checkpoint of a pack that is not damaged."""
+        """Returns the last undamaged checkpoint of a pack; None if there is none."""
         with self._lock:
             steps = sorted(self._steps.get(pack, ()), reverse=True)
         for step in steps:
@@ -87,7 +87,7 @@ class PackCheckpoints:
     """
 
     def __init__(self, call: CallAggregator, pack: Pack, minutes: float) -> None:
-        """Has saved nothing yet.
+        """Saves nothing yet.
 
         Args:
             call: calls a method of the aggregator.

@@ -65,8 +65,10 @@ class Dispatcher:
                 executor, self._aggregator, liveness, work.tell, capacity
             )
             self._compatibility = MachineCompatibility(work)
-            limits = {i: cell.mechanism.trial_limit for i, cell in enumerate(work.sweep.cells)}
-            self._deadlines = Deadlines(work.sweep.resources.pack_deadline, limits)
+            trial_limits = {
+                index: cell.mechanism.trial_limit for index, cell in enumerate(work.sweep.cells)
+            }
+            self._deadlines = Deadlines(work.sweep.resources.pack_deadline, trial_limits)
             self._pool = Pool(self._start_worker, executor.kill, capacity)
             self._attribution = FaultAttribution(capacity, work.tell, self._pool.update_idle)
             self.set_backlog(work.packs)
@@ -123,7 +125,7 @@ class Dispatcher:
             outcome = self._collect(worker, answer) if worker else None
             if outcome:
                 outcomes.append(outcome)
-        outcomes += self._hanging()
+        outcomes += self._replace_hanging()
         for outcome in outcomes:
             if isinstance(outcome, Lost) and outcome.pack:
                 # A lost second trainer shows neither the pack nor the first trainer at fault.
@@ -166,11 +168,12 @@ class Dispatcher:
 
     def _hand_out(self, worker: Worker, pack: Pack) -> None:
         """Gives a pack to a trainer, with its earlier failure if it has failed before."""
-        before = self._attribution.failure(pack)
+        earlier_failure = self._attribution.failure(pack)
         worker.pack = pack
         worker.since = time.monotonic()
         self._pool.update_idle(worker)
-        self._owners[self._executor.call(worker.handle, "run_pack", pack, before)] = worker
+        answer = self._executor.call(worker.handle, "run_pack", pack, earlier_failure)
+        self._owners[answer] = worker
 
     def _hand_retries(self) -> None:
         """Hands each pack to retry to the best trainer, or keeps it until that one is idle.
@@ -231,7 +234,7 @@ class Dispatcher:
         return self._settle(worker, outcome)
 
     def _settle(self, worker: Worker, outcome: Outcome) -> Outcome | None:
-        """Books what a trainer answered to a pack.
+        """Records what a trainer has answered to a pack.
 
         Returns:
             The outcome to report; None if another trainer is to try the pack.
@@ -291,7 +294,7 @@ class Dispatcher:
         # A pack is not to blame if others ran on the node.
         return Lost(self._pool.replace(worker), f"{worker}: {NO_MEMORY}", foreseen=crowded)
 
-    def _hanging(self) -> list[Lost]:
+    def _replace_hanging(self) -> list[Lost]:
         """Replaces trainers that hang; returns their packs as lost.
 
         While the aggregator is silent, trainers wait for it, so none of them counts as hanging.
@@ -379,7 +382,10 @@ class AggregatorClient:
 
     @property
     def silent(self) -> bool:
-        """Whether the requested snapshot is overdue, as after a restart: trainers wait then."""
+        """Whether the requested snapshot is overdue, as after a restart: trainers wait then.
+
+        If it is, `silent_until` becomes the present time.
+        """
         now = time.monotonic()
         if not self._snapshot or now - self._requested_at < QUIET_SECONDS:
             return False
@@ -387,7 +393,7 @@ class AggregatorClient:
         return True
 
     def close(self) -> None:
-        """Lets the aggregator answer: Ray reports a call that `kill` cuts off as a failure."""
+        """Waits for the last answer: Ray reports a call that `kill` interrupts as a failure."""
         if self._snapshot:
             concurrent.futures.wait([self._snapshot], CLOSE_SECONDS)
 
@@ -415,7 +421,8 @@ class AggregatorClient:
             return
         # Adds up checks instead of reading the clock: this process may have been paused itself.
         self._seconds_without_pulse += HEALTH_CHECK_SECONDS
-        if self._seconds_without_pulse >= (GONE_SECONDS if self._has_pulse else START_SECONDS):
+        limit = GONE_SECONDS if self._has_pulse else START_SECONDS
+        if self._seconds_without_pulse >= limit:
             why = f", as {NO_MEMORY}" if self._capacity.new_memory_kill() else ""
             self._tell(
                 f"the aggregator has not answered for {self._seconds_without_pulse:.0f} s{why}: "

@@ -131,7 +131,7 @@ class Driver:
         return audit in self._budget.closed or audit in self._decided
 
     def _settle(self, outcome: Outcome) -> None:
-        """Books how a pack ended: queues a lost pack again, passes failures to the aggregator."""
+        """Records how a pack ended: queues a lost pack again, passes failures to the aggregator."""
         self._last_result = time.time()
         if outcome.pack:
             self._in_flight.discard(outcome.pack)
@@ -146,7 +146,7 @@ class Driver:
             self._spend(outcome.seconds)
             if not isinstance(outcome.pack, Part):
                 self._pack_seconds = outcome.seconds
-                if self._training_since is None:  # the opening of the audit is no training
+                if self._training_since is None:  # the time to open the audit does not count
                     trained_seconds = outcome.seconds - outcome.opening
                     self._training_since = time.monotonic() - trained_seconds
         given_up = self._budget.failures[self._recorded_failures :]
@@ -231,7 +231,9 @@ class PackQueue:
 
     def done(self, pack: Pack) -> None:
         """Takes a pack that is done; packs that waited for no other part than this come next."""
-        for audit in pack.waiting if isinstance(pack, Part) else ():
+        if not isinstance(pack, Part):
+            return
+        for audit in pack.waiting:
             awaited = self._awaited.get(audit, set())
             awaited.discard(pack)
             if not awaited:
@@ -240,8 +242,9 @@ class PackQueue:
     @property
     def backlog(self) -> float:
         """Packs that are still to be submitted, inf while that is not known."""
-        waiting = sum(map(len, self._waiting.values()))
-        return len(self._returned) + waiting if self._all_read else math.inf
+        if not self._all_read:
+            return math.inf
+        return len(self._returned) + sum(map(len, self._waiting.values()))
 
 
 class FailureBudget:
@@ -318,7 +321,7 @@ class FailureBudget:
         self._check_failures()
 
     def lost(self, loss: Lost) -> bool:
-        """Counts a trainer that died; returns whether its pack is to be run again.
+        """Counts a trainer that died; returns whether its pack, if it had one, is to be run again.
 
         Raises:
             ClusterError: more died than the sweep allows, apart from those whose node left.

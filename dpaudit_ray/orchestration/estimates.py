@@ -141,17 +141,19 @@ class Estimates:
     def _deciding_confidence(self, budget: SweepBudget) -> float:
         """Returns the confidence of each bound that may decide this audit.
 
-        The sweep grants the audit one share of its error per declared estimator. If estimators were
-        added for early looks, all bounds that hold divide these shares equally. In an extended
-        audit only the added ones hold.
+        The sweep's error is split into equal shares, one for each declared estimator and step;
+        `budget.each` is the confidence of a bound with one share. Estimators that were added for
+        early looks bring no share: the audit's shares are split evenly over its valid bounds. If
+        the audit was extended, only the added estimators are valid, since the declared ones hold
+        for a fixed number of trials.
         """
         declared = max(len(self._cell.budget.estimators), 1)
         added = len(self._specs) - len(self._cell.audit.estimators)
-        shares_each = 1.0
-        if added > 0:  # a mechanism with exact bounds has no specs, so fewer than declared
-            holding = added if self._audit.extended else declared + added
-            shares_each = min(declared / holding, 1.0)
-        return 1 - (1 - budget.each) * shares_each
+        shares_per_bound = 1.0
+        if added > 0:  # negative for a mechanism with exact bounds, which has no specs
+            valid = added if self._audit.extended else declared + added
+            shares_per_bound = min(declared / valid, 1.0)
+        return 1 - (1 - budget.each) * shares_per_bound
 
     @property
     def _may_look_early(self) -> bool:
@@ -180,11 +182,14 @@ class Estimates:
         return specs
 
     def _make_curve_free_state(self) -> State | None:
-        """Makes an estimator that bounds ε for any mechanism; None if declared or if none holds."""
+        """Makes an estimator that bounds ε for any mechanism, at the last step.
+
+        Returns:
+            The estimator; None if it is among the declared ones, or if none is valid.
+        """
         last = self._audit.horizons[-1]
         if self._audit.paired:
-            spec = EstimatorSpec(name="paired", options={"curve": "any"})
-            return self._make_state(spec, last)
+            return self._make_state(EstimatorSpec(name="paired", options={"curve": "any"}), last)
         if self._may_look_early and not self._audit.independent:
             return None  # none holds where canaries that share a training run are looked at early
         method = curve_free_method(time_uniform=self._may_look_early)
@@ -203,9 +208,7 @@ class Estimates:
         audit = self._audit
         method = spec.method
         uniform = method.time_uniform()
-        family = None
-        if spec.through_claim:
-            family = Family(self._cell.claimed(step))
+        family = Family(self._cell.claimed(step)) if spec.through_claim else None
         planned = audit.declared[0] if uniform else audit.trials
         log_odds = self._cell.adversary.log_odds
         state = spec.make(planned, audit.together, family, log_odds)

@@ -118,7 +118,8 @@ class FaultAttribution:
             same_node = suspect is not None and worker.node == suspect.node
             return not worker.trusted, not worker.proven, same_node, bool(worker.pack)
 
-        return min((w for w in ready if w is not suspect), key=doubts, default=None)
+        others = (worker for worker in ready if worker is not suspect)
+        return min(others, key=doubts, default=None)
 
 
 class Deadlines:

@@ -59,11 +59,13 @@ class InlineExecutor:
         return answer
 
     def wait(self, timeout: float) -> list[Future[Any]]:
+        """Returns all new answers of trainers; there is nothing to wait for."""
         answers = self._answers
         self._answers = []
         return answers
 
-    def kill(self, worker: Handle, restart: bool = False) -> None: ...
+    def kill(self, worker: Handle, restart: bool = False) -> None:
+        """Does nothing: a worker has no process of its own."""
 
     def nodes(self) -> Cluster:
         return Cluster((_NODE,))
@@ -82,6 +84,7 @@ class InlineAggregator(Aggregation):
         return super().progress(activity)
 
     def pulse(self) -> bool:
+        """Returns True, as `actors.Aggregator.pulse` does."""
         return True
 
 

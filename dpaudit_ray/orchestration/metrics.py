@@ -158,6 +158,7 @@ class Publisher:
                 gauge.set(float(metric.of_audit(audit)), tags=tags)
 
     def _beat(self) -> None:
+        """Sets the gauges again and again, in a thread: Ray drops those that were not set."""
         while True:
             self.set_gauges()
             time.sleep(HEARTBEAT_SECONDS)

@@ -132,7 +132,7 @@ class Progress:
     @property
     def trials(self) -> int:
         """Planned trials. A decided audit counts with the trials that are done."""
-        return sum(a.trials if a.decided is None else a.done for a in self.audits)
+        return sum(each.trials if each.decided is None else each.done for each in self.audits)
 
     @property
     def ended(self) -> int:
@@ -165,7 +165,7 @@ class Progress:
         if not packs:
             return "packs are handed out"
         waiting = [audit for audit in self.audits if audit.waits]
-        # Does every audit that is not finished wait for its preparation?
+        # If every audit that is not finished waits for its preparation, no pack can be trained.
         if len(waiting) == sum(audit.done < audit.trials for audit in self.audits):
             done = sum(audit.parts_done for audit in waiting)
             parts = sum(audit.parts for audit in waiting)

@@ -108,4 +108,5 @@ def submitting_remedy(reason: str) -> str:
 
 
 def _shortened(text: str) -> str:
+    """Returns a text in one line, cut to _LONGEST characters."""
     return textwrap.shorten(text, _LONGEST, placeholder=" ...")

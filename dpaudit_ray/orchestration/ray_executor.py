@@ -128,6 +128,7 @@ class RayExecutor:
         return answers
 
     def kill(self, worker: Handle, restart: bool = False) -> None:
+        """Kills an actor, which Ray starts again only if `restart` is true."""
         self._ray.kill(worker, no_restart=not restart)
 
     def nodes(self) -> Cluster:
@@ -152,15 +153,17 @@ class RayExecutor:
             if actor["namespace"].startswith(f"dpaudit-{owner[:8]}"):
                 with suppress(ValueError):  # the actor has just ended
                     self._ray.kill(self._ray.get_actor(actor["name"], actor["namespace"]))
-                    ended += TRAINER in actor["name"]
+                    ended += TRAINER in actor["name"]  # the aggregator does not count
         return ended
 
     @cached_property
     def _grows(self) -> bool:
+        """Whether an autoscaler adds nodes for actors that wait."""
         return ray_internals.autoscales(self._ray)
 
     @cached_property
     def _brief(self) -> Brief:
+        """The part of the plan that each trainer needs."""
         # Neither the brief nor the sweep is an object in Ray's store: while the node of such an
         # object leaves, Ray ends a driver that reads it, with an exit code that means a violation.
         return Brief.from_plan(self._work.plan, self._work.sweep)
@@ -236,14 +239,15 @@ def trainer_options(
 def dispatcher(
     ray: Any,
     work: Work,
-    before: str | None = None,
+    previous_owner: str | None = None,
 ) -> Dispatcher:
     """Returns a dispatcher on the cluster.
 
     Args:
         ray: the module, connected to the cluster.
         work: the planned sweep.
-        before: the lease of a driver that had the run, whose actors are ended.
+        previous_owner: the lease of a driver that had the run, whose actors are ended; None if
+            there was none.
 
     Raises:
         NoClusterError: the cluster can never hold a trainer.
@@ -267,11 +271,11 @@ def dispatcher(
                 "the sweep file"
             ) from error
         capacity.require_room()
-        ended = 0 if before is None else executor.end_actors_of(before)
+        ended = 0 if previous_owner is None else executor.end_actors_of(previous_owner)
         if ended:
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
         # The node that this process runs on.
-        (node,) = (n for n in executor.nodes().nodes if n.id == context.get_node_id())
+        (node,) = (each for each in executor.nodes().nodes if each.id == context.get_node_id())
         liveness.guard(host_port(node.host, node.port), ray_internals.object_store_socket(ray))
         return Dispatcher(executor, work, capacity, liveness)
     except BaseException:  # Ctrl-C too: there is nothing more to watch
@@ -343,11 +347,11 @@ def _init(ray: Any, **options: Any) -> None:
     """Starts or joins Ray; processes that it starts ignore a closed terminal."""
     # Processes that Ray starts inherit the blocked SIGHUP of a closed terminal: only the driver
     # reacts to the signal, once it is unblocked.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    mask_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
 
 
 def _join(ray: Any, address: str, origin: str) -> None:

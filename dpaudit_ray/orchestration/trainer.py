@@ -48,7 +48,8 @@ class Brief:
     Attributes:
         seed: the sweep's.
         audits: the audits, without packs.
-        precomputed: numbers by name that each audit's mechanism had to work out.
+        precomputed: for each audit, numbers by name that its mechanism has computed once for all
+            trainers.
     """
 
     seed: int
@@ -68,7 +69,7 @@ class Brief:
 # the likely answer.
 RETRIED = 64
 _UNLIKE = "; run again, it did not give the same twice"
-_LONGEST_REASON = 300  # characters, of why a training diverged
+_LONGEST_REASON = 300  # characters of the reason why a training run diverged
 
 
 def runs_of(pack: Pack) -> int:
@@ -270,7 +271,10 @@ class PackTrainer:
 
     @functools.cached_property
     def _sweep(self) -> Sweep:
-        """Parsed on first use: code that cannot be imported fails a pack, and no worker."""
+        """The sweep, parsed on first use.
+
+        So code that cannot be imported fails a pack, and not the worker.
+        """
         sweep = spec.from_raw(self._raw_sweep)
         if any(cell.mechanism.uses_torch for cell in sweep.cells):
             import torch
@@ -283,6 +287,7 @@ class PackTrainer:
         return sweep
 
     def _mechanism(self, index: int) -> Mechanism:
+        """Returns the mechanism of an audit, with the numbers that the driver has precomputed."""
         return self._sweep.cells[index].mechanism.with_precomputed(self._brief.precomputed[index])
 
     def _session(self, index: int) -> Session:

@@ -56,11 +56,12 @@ class ResourceRequest:
 
     def fits(self, resources: Mapping[str, float]) -> int:
         """Returns how many trainers a node with these resources holds."""
-        slack = 1e-9  # 0.3 / 0.1 is less than 3
+        slack = 1e-9  # 0.3 / 0.1 is less than 3, by rounding
         trainers_by_resource = []
         for name, amount in self.resources.items():
             available = resources.get(name, 0)
-            if name == "GPU" and amount < 1:  # all of it from one device: two hold 0.6 twice
+            if name == "GPU" and amount < 1:
+                # A share comes from a single device: two devices hold 0.6 twice, not three times.
                 trainers_by_resource.append(int(available) * int(1 / amount + slack))
             else:
                 trainers_by_resource.append(int(available / amount + slack))
@@ -144,9 +145,13 @@ class Capacity:
         return self.avoided | self._cluster.draining
 
     def crowded(self, trainers: Mapping[str, int]) -> set[str]:
-        """Returns the nodes that ran out of memory and already have all trainers they may have."""
-        most = {node: shortage.trainer_limit() for node, shortage in self._shortages.items()}
-        return {node for node, count in most.items() if trainers.get(node, 0) >= count}
+        """Returns the nodes that ran out of memory and already have all trainers they may have.
+
+        Args:
+            trainers: number of trainers, by id of the node.
+        """
+        limits = {node: shortage.trainer_limit() for node, shortage in self._shortages.items()}
+        return {node for node, limit in limits.items() if trainers.get(node, 0) >= limit}
 
     def new_memory_kill(self, node: str = "") -> str:
         """Returns a node where one more process was killed for its memory, or "".
@@ -199,11 +204,16 @@ class Capacity:
         return True
 
     def pack_done(self, node: str) -> None:
-        """Starts the count of lone trainers killed anew: the node's memory holds one after all."""
+        """Resets the count of lone trainers killed: the node's memory holds one after all."""
         self._shortages[node].lone_kills = 0
 
     def tell_waiting(self, trainers: int, room: int) -> None:
-        """Reports what `trainers` wait for, none of which is placed on a node."""
+        """Reports what the trainers wait for, if none of them is placed on a node.
+
+        Args:
+            trainers: number of trainers that are requested.
+            room: number of trainers that fit on the nodes if nothing else runs there.
+        """
         self._tell(
             f"waiting for nodes: {trainers} trainers of {self._request} are requested, and the "
             f"cluster has room for {room} when nothing else runs on it"
@@ -219,7 +229,7 @@ class Capacity:
             return False
         for listed in self._executor.nodes().nodes:
             if listed.id == node:
-                if not listed.port:
+                if not listed.port:  # the node has no daemon that could answer
                     return True
                 with contextlib.suppress(OSError):
                     socket.create_connection((listed.host, listed.port), ANSWER_SECONDS).close()
@@ -228,7 +238,14 @@ class Capacity:
         return False
 
     def count_fault(self, node: str, address: str) -> None:
-        """Counts a trainer that failed at a pack which one elsewhere did; the last node is kept."""
+        """Counts a trainer that failed at a pack that a trainer of another node has done.
+
+        After FAULTS_PER_NODE of them, the node is left out, unless it is the last one.
+
+        Args:
+            node: id of the trainer's node.
+            address: the node's address, for the user.
+        """
         self._faults[node] += 1
         is_last = not self._cluster.grows and not self._fitting().keys() - {node}
         if self._faults[node] == FAULTS_PER_NODE and not is_last:
@@ -352,7 +369,7 @@ class Worker:
 class Pool:
     """Keeps as many trainers as fit on the nodes, and no more than there is work for.
 
-    No method that is called for each pack walks through all trainers: `changed` keeps `idle`.
+    No method that is called for each pack walks through all trainers: `update_idle` keeps `idle`.
 
     Attributes:
         workers: all trainers, in the order in which they were started.
@@ -382,7 +399,7 @@ class Pool:
         # Times are those of `time.monotonic`.
         self._saved_steps: dict[Pack, int] = {}  # the last step of each pack that was saved
         self._next_number = 0  # number of the next trainer
-        self._last_resize = -math.inf  # when their number last followed nodes and work
+        self._last_resize = -math.inf  # when the number of trainers was last adjusted
         # When a trainer last ran on a node, or the user was last told that none does.
         self._waiting_since = time.monotonic()
         self._has_reported_nodes = False  # the user knows that nodes have to come first
@@ -409,8 +426,8 @@ class Pool:
         busy = sum(worker.pack is not None for worker in placed)
         allowed, room = self._capacity.trainer_target(len(placed))
         target = int(min(allowed, busy + self.backlog))
-        self._give_back(placed, target)
-        # `_give_back` has removed some, and made others leave once their packs are done.
+        self._dismiss(placed, target)
+        # `_dismiss` has removed some, and made others leave once their packs are done.
         missing = target - sum(not worker.leaving for worker in self.ready)
         pending = [worker for worker in self.workers if not worker.node]
         for worker in pending[max(0, missing) :]:  # the newest: the others have waited longer
@@ -418,6 +435,8 @@ class Pool:
         for _ in range(missing - len(pending)):
             self.workers[self._start(self._next_number)] = None
             self._next_number += 1
+        # If no trainer is placed, the user is told at once that nodes have to come first, and
+        # after each PATIENT_SECONDS.
         if placed or not target:
             self._waiting_since = now
             self._has_reported_nodes = False
@@ -439,20 +458,26 @@ class Pool:
         return self.remove(worker)
 
     def checkpoints_saved(self, steps: Mapping[Pack, int]) -> None:
-        """Takes the last saved step of each pack; a new one restarts its trainer's silence."""
-        fresh = {pack for pack, step in steps.items() if self._saved_steps.get(pack) != step}
+        """Takes the last saved step of each pack: a new step is a sign of life of its trainer."""
+        advanced = {pack for pack, step in steps.items() if self._saved_steps.get(pack) != step}
         self._saved_steps = dict(steps)
-        for worker in self.ready if fresh else ():
-            if worker.pack in fresh:
-                worker.since = time.monotonic()
+        if advanced:
+            for worker in self.ready:
+                if worker.pack in advanced:
+                    worker.since = time.monotonic()
 
-    def _give_back(self, placed: list[Worker], target: int) -> None:
-        """Lets trainers leave until `target` stay: idle ones now, others after their packs."""
-        nodes = self._capacity.leaving
-        staying = [worker for worker in placed if worker.node not in nodes]
-        # Idle ones leave first; the oldest, with the lowest numbers in their names, stay.
+    def _dismiss(self, placed: list[Worker], target: int) -> None:
+        """Lets trainers leave until `target` stay: idle ones now, others after their packs.
+
+        Args:
+            placed: trainers that run on a node.
+            target: most trainers that stay. None stays on a node that gets no more work.
+        """
+        leaving_nodes = self._capacity.leaving
+        staying = [worker for worker in placed if worker.node not in leaving_nodes]
+        # Idle ones leave first, and those whose numbers have more digits, as they are newer.
         staying.sort(key=lambda worker: (worker.pack is not None, -len(worker.name), worker.name))
-        departing = [worker for worker in placed if worker.node in nodes]
+        departing = [worker for worker in placed if worker.node in leaving_nodes]
         departing += staying[: max(0, len(staying) - target)]
         for worker in departing:
             worker.leaving = True

@@ -173,6 +173,7 @@ class WorkingDirPackage:
 
     @cached_property
     def _tracked(self) -> frozenset[Path] | None:
+        """Paths that git tracks, relative to the folder; None without git."""
         return _tracked_by_git(self.folder.resolve())
 
     @cached_property
@@ -238,6 +239,7 @@ def _readable() -> Iterator[None]:
 
 
 def _matches(path: Path, patterns: Iterable[str]) -> bool:
+    """Returns whether the name of a file, or its path, fits one of the patterns."""
     names = (path.name, path.as_posix())
     return any(fnmatch.filter(names, pattern.strip("/")) for pattern in patterns)
 
