@@ -163,7 +163,7 @@ class Bucket:
         name: str,
         most: int = strangers.RECORD,
     ) -> bytes | None:
-        """Returns an object's content, None if there is no such object.
+        """Returns an object's content; None if there is no such object.
 
         Raises:
             StrangeFileError: the object has more than `most` bytes.
@@ -235,6 +235,7 @@ class Bucket:
         return None
 
     def move(self, name: str, new_name: str) -> None:
+        """Renames an object."""
         with self.write_guard():
             _request(obstore.rename, self._store, name, new_name)
 
@@ -244,6 +245,7 @@ class Bucket:
             _request(obstore.delete, self._store, name)
 
     def leads_out(self, name: str) -> bool:
+        """Returns False: a bucket has no links."""
         return False
 
     def exists(self, name: str) -> bool:
@@ -255,6 +257,7 @@ class Bucket:
         return True
 
     def names(self, folder: str) -> list[str]:
+        """Returns the names of the objects in `folder`, sorted."""
         return [name for name, _, _ in self.stamps(folder)]
 
     def stamps(
@@ -321,6 +324,13 @@ class Bucket:
         yield True
 
     def _put(self, name: str, content: bytes, mode: Any) -> None:
+        """Uploads an object under a condition.
+
+        Args:
+            name: path of the object.
+            content: content of the object.
+            mode: "create", if it must not exist; else the tags of the version to replace.
+        """
         client = self._store if len(content) <= _LARGE else self._large
         _request(obstore.put, client, name, content, mode=mode)
 

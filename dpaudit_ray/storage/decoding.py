@@ -19,7 +19,7 @@ from .strangers import StrangeFileError
 FREE = 2**27  # pandas takes ten times as much for a table of single digits
 RATIO = 16  # most tables and models compress less; deflate reaches 1,032, zstd 32,768
 _CELL_BYTES = 8  # size of a float64
-# Suffixes of files that are not text; for .tar and .zst pandas would decompress without a bound.
+# Suffixes of files that are not text. Pandas would decompress .tar and .zst without a bound.
 _FOREIGN = {
     ".tar", ".tgz", ".tbz2", ".txz", ".zst", ".lz4", ".7z", ".rar", ".Z", ".parquet", ".feather",
     ".xls", ".xlsx", ".ods",

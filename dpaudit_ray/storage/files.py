@@ -48,7 +48,7 @@ class Folder:
         name: str,
         most: int = strangers.RECORD,
     ) -> bytes | None:
-        """Returns a file's content, None if there is no such file.
+        """Returns a file's content; None if there is no such file.
 
         Raises:
             StrangeFileError: the file has more than `most` bytes, or is not a regular file.
@@ -92,6 +92,7 @@ class Folder:
         return None
 
     def move(self, name: str, new_name: str) -> None:
+        """Renames a file."""
         with self.write_guard():
             (self._root / name).rename(self._root / new_name)
 

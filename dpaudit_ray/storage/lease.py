@@ -99,7 +99,7 @@ class Lease:
 def left_behind(
     run: RunDirectory, watch: float | None = None, earlier: Entry | None = None
 ) -> Entry | None:
-    """Returns the lease of a driver that is gone, None without a lease.
+    """Returns the lease of a driver that is gone; None without a lease.
 
     A driver is gone if it is a process of this container that has ended, or if its lease does not
     change.
@@ -115,10 +115,10 @@ def left_behind(
     entry = _read(run)
     if entry is None or entry == earlier or _is_gone(entry):
         return entry
-    now = _watch(run, entry, STALE_SECONDS if watch is None else watch)
-    if now is not None and now != entry:
-        raise _lease_taken(run, now)
-    return now
+    current = _watch(run, entry, STALE_SECONDS if watch is None else watch)
+    if current is not None and current != entry:
+        raise _lease_taken(run, current)
+    return current
 
 
 @contextmanager
@@ -168,9 +168,9 @@ def _watch(run: RunDirectory, entry: Entry, seconds: float) -> Entry | None:
     pause = min(LOOK_SECONDS, seconds / 4)
     for _ in range(math.ceil(seconds / pause)):
         time.sleep(pause)
-        now = _read(run)
-        if now != entry:
-            return now
+        current = _read(run)
+        if current != entry:
+            return current
     return entry
 
 
@@ -190,22 +190,23 @@ def _take(run: RunDirectory, entry: Entry, stale: Entry | None) -> None:
     @contextmanager
     def unless_replaced() -> Iterator[None]:
         """Raises RunDirectoryError if another driver has taken the lease meanwhile."""
-        now = _read(run)
-        if now not in (stale, entry, None):  # `entry`: stored by an attempt that failed later
-            raise _lease_taken(run, now)
+        current = _read(run)
+        # `entry`: an earlier attempt of this driver stored it, although it seemed to fail.
+        if current not in (stale, entry, None):
+            raise _lease_taken(run, current)
         yield
 
     with run.locked() as locked:
         if stale is not None:
             run.write_json(DRIVER, entry, unless_replaced)
-        elif (other := run.create_json(DRIVER, entry)) is not None:
-            raise _lease_taken(run, other)
+        elif (stored := run.create_json(DRIVER, entry)) is not None:
+            raise _lease_taken(run, stored)
     # Without locks the last writer wins: an entry written after this driver's appears meanwhile.
     settle_seconds = max(SETTLE_SECONDS, 5 * (time.monotonic() - started))
     time.sleep(_LOCKED_SETTLE_SECONDS if locked else settle_seconds)
-    now = _read(run)
-    if now != entry:
-        raise _lease_taken(run, now)
+    current = _read(run)
+    if current != entry:
+        raise _lease_taken(run, current)
 
 
 def _lease_taken(run: RunDirectory, entry: Entry | None) -> RunDirectoryError:
@@ -238,18 +239,21 @@ def _read(run: RunDirectory) -> Entry | None:
 def _is_gone(entry: Entry) -> bool:
     """Returns whether the owner is known to have ended.
 
-    Nothing is known of a process of another machine or container: process ids there are others.
+    A process id means something only in the container that gave it. Ids are used again, so a
+    process is the owner only if it also started at the recorded tick.
     """
     pid = entry.get("pid")
     is_here = all(value and entry.get(key) == value for key, value in _where().items())
+    # Equal ticks: the owner runs. Both None: no start was recorded, so nothing is known.
     if pid is None or not is_here or _started(pid) == entry.get("started"):
         return False
     try:
-        os.kill(pid, 0)
-    except (OSError, OverflowError) as error:
-        # PermissionError: another user's process, which `/proc` may not show.
-        return not isinstance(error, PermissionError)
-    return True
+        os.kill(pid, 0)  # signal 0 only asks whether the process exists
+    except PermissionError:
+        return False  # another user's process, whose start `/proc` may hide
+    except (OSError, OverflowError):
+        return True  # there is no such process
+    return True  # a zombie, or a later process that got the same id
 
 
 def _where() -> dict[str, str | None]:
@@ -317,8 +321,8 @@ def holder(
     is_here = driver.host == socket.gethostname()
     if is_here and pid is not None and _started(pid) == entry.get("started"):
         return driver
-    now = _watch(run, entry, wait)
-    if now is None:
+    current = _watch(run, entry, wait)
+    if current is None:
         return None
     # A renewed lease differs. 0 would mean that the driver is alive.
-    return driver if now != entry else replace(driver, silent=max(wait, 1))
+    return driver if current != entry else replace(driver, silent=max(wait, 1))

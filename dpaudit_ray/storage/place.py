@@ -249,11 +249,13 @@ class Place:
             ) from error
 
     def read_text(self, name: str) -> str | None:
+        """Returns the text of a file; None if there is no such file."""
         with self._readable(name):
             content = self._content(name)
             return None if content is None else content.decode()
 
     def write_text(self, name: str, text: str) -> None:
+        """Replaces a text file, or creates it."""
         self._write(name, text.encode())
 
     def read_json(self, name: str) -> Any:
@@ -302,6 +304,7 @@ class Place:
         return self._read_with("", self._folder.paths, depth)
 
     def delete(self, name: str) -> None:
+        """Deletes a file, if it exists."""
         self._write_with(name, self._folder.delete, name)
 
     def set_aside(self, name: str) -> str:
@@ -352,11 +355,23 @@ class Place:
         name: str,
         most: int = strangers.RECORD,
     ) -> bytes | None:
-        """Returns a file's content, None without a file; StrangeFileError past `most` bytes."""
+        """Returns a file's content; None if there is no such file.
+
+        Args:
+            name: path of the file.
+            most: bytes that it may have.
+
+        Raises:
+            StrangeFileError: the file has more.
+        """
         return self._read_with(name, self._folder.read, name, most)
 
     def _stored(self, name: str, most: int) -> bytes:
-        """Returns the content of a file that was listed; MissingFileError if it is gone."""
+        """Returns the content of a file that was listed, of at most `most` bytes.
+
+        Raises:
+            MissingFileError: the file is gone.
+        """
         content = self._content(name, most)
         if content is None:
             raise MissingFileError(

@@ -42,6 +42,7 @@ class RunDirectory(ScoreFiles):
         self.write_text(f"missed/{audit}/{trial}.txt", text)
 
     def outputs(self, audit: str) -> set[int]:
+        """Returns the trials of an audit whose output is stored."""
         return {trial for (trial,) in self._numbered("missed", audit)}
 
     def output_folder(self, audit: str) -> str:
@@ -62,6 +63,7 @@ class RunDirectory(ScoreFiles):
         return self.read_arrays(part_file(preparation, part))
 
     def parts(self, preparation: str) -> set[int]:
+        """Returns the numbers of the parts of a preparation that are stored."""
         return {part for (part,) in self._numbered("preparations", preparation)}
 
     def checkpoints(self, audit: str) -> Iterator[tuple[Bounds, int]]:
@@ -80,14 +82,15 @@ class RunDirectory(ScoreFiles):
             return decoded_arrays(self._stored(name, strangers.ARRAYS))
 
     def write_estimates(self, rows: list[EstimateRow]) -> None:
+        """Replaces the file of estimates."""
         table = pa.Table.from_pylist(list(map(vars, rows)), ESTIMATE_SCHEMA)
         self._write(_ESTIMATES, encoded(table))
 
     def estimates(self, most: int | None = None) -> pd.DataFrame:
-        """Returns the latest estimates, none before the first.
+        """Returns the latest estimates, a row each; no rows if none were written yet.
 
         Args:
-            most: rows that the file may have.
+            most: rows that the file may have; None: as many as its size allows.
 
         Raises:
             RunDirectoryError: the file is damaged.

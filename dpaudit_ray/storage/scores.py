@@ -147,10 +147,15 @@ class PackScores:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of bits, scores and utility in memory."""
         return sum(values.nbytes for values in (self.members, self.scores, *self.utility.values()))
 
     def difference(self, again: Self) -> str | None:
-        """Returns in words the first trial that differs from `again` in a bit, or in failing."""
+        """Returns how the scores differ from `again`, those of another run of the same trials.
+
+        Returns:
+            The first difference, in words; None if both are the same, bit for bit.
+        """
         before = np.ascontiguousarray(self.scores, float)
         after = np.ascontiguousarray(again.scores, float)
         if before.shape != after.shape:
@@ -294,6 +299,7 @@ def without_gaps(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _text_columns(schema: pa.Schema) -> list[str]:
+    """Returns the names of the columns that hold text."""
     return [field.name for field in schema if pa.types.is_string(field.type)]
 
 
@@ -414,6 +420,7 @@ class ScoreFiles(Place):
         return self.exists(self.score_file(audit, *pack))
 
     def delete_scores(self, audit: str, first: int, last: int) -> None:
+        """Deletes the score file of these trials, if it exists."""
         self.delete(self.score_file(audit, first, last))
 
     def score_files(self, audit: str) -> set[Bounds]:
@@ -429,9 +436,11 @@ class ScoreFiles(Place):
 
     @property
     def has_scores(self) -> bool:
+        """Whether there is a score file of any audit."""
         paths = [path.split("/") for path in self.files(depth=3)]
         return any(path[0] == "scores" and numbers("scores", path[-1]) for path in paths)
 
     @staticmethod
     def score_file(audit: str, first: int, last: int) -> str:
+        """Returns the path of the score file of these trials."""
         return f"scores/{audit}/{first}-{last}.parquet"
