@@ -83,6 +83,7 @@ class EstimatorSpec(Strict):
 
     @property
     def method(self) -> type[stats.Estimator]:
+        """The class of the estimator."""
         return _estimator_class(self.name, self.name)
 
     @property
@@ -99,11 +100,13 @@ class EstimatorSpec(Strict):
 class StopWhen(Strict):
     """Rules that end an audit, by time-uniform bounds after each pack; the first one met counts."""
 
-    verdict: bool = False  # once the trials refute the claim, at the level of `dpaudit verify`
-    within: OpenShare | None = None  # once ε ≥ (1 - within) claim
+    # Ends the audit once the trials refute the claim, at the level of `dpaudit verify`.
+    verdict: bool = False
+    within: OpenShare | None = None  # ends the audit once ε ≥ (1 - within) claim
 
     @model_validator(mode="after")
     def _names_a_rule(self) -> Self:
+        """Refuses a section without a rule."""
         if not self.verdict and self.within is None:
             raise ValueError("names no rule; give verdict: true or within")
         return self
@@ -112,18 +115,19 @@ class StopWhen(Strict):
 class AuditSpec(Strict):
     """Number of trials (that may grow `up_to`), level, and what is computed from the scores."""
 
-    trials: int = Field(ge=1, le=100_000_000)  # trainings, or canaries of all trainings
+    # Number of training runs, or of canaries in all training runs.
+    trials: int = Field(ge=1, le=100_000_000)
     delta: float = Field(ge=0, lt=1)  # δ of claims and bounds; below 1 / N, 0 for pure ε
-    confidence: OpenShare = 0.95  # of each lower bound
+    confidence: OpenShare = 0.95  # confidence level of each lower bound
     record_every: Count | None = None  # steps between recorded ones; each is judged as if the last
-    # of lower bounds
+    # They compute lower bounds.
     estimators: list[EstimatorSpec] = Field(
         default_factory=lambda: [EstimatorSpec(name="accuracy")], min_length=1
     )
     accountants: list[str] = Field(default_factory=lambda: ["gaussian"], min_length=1)  # for claims
     stop_when: StopWhen | None = None  # rules that may end an audit early
     up_to: int | None = Field(default=None, ge=1, le=100_000_000)  # trials it may grow to
-    canaries_drawn: int = Field(default=1, ge=1, le=1000)  # so many audits, each with a new canary
+    canaries_drawn: int = Field(default=1, ge=1, le=1000)  # number of audits, each with a canary
     canary: int = Field(default=1, ge=1, le=1000)  # number of the canary among these
     paired: bool = False  # two training runs in a row share their noise; one has the canary
 

@@ -52,12 +52,12 @@ class Cell(Strict):
         unit = self.together
         numbers = {"trials": self.audit.trials, "up_to": self.audit.up_to or 0}
         for key, trials in numbers.items():
-            lower = trials // unit * unit
-            if trials != lower:
+            rounded_down = trials // unit * unit
+            if trials != rounded_down:
                 raise SpecError(
                     f"audit.{key}",
                     f"is {trials}, but {self.unit}; "
-                    f"use {max(lower, unit)} or {max(lower + unit, 2 * unit)}",
+                    f"use {max(rounded_down, unit)} or {max(rounded_down + unit, 2 * unit)}",
                 )
         return self
 
@@ -93,6 +93,7 @@ class Cell(Strict):
 
     @property
     def independent(self) -> bool:
+        """Whether each trial has a training run of its own."""
         return self.canaries == 1
 
     @property
@@ -201,7 +202,7 @@ def parse_cell(
     Args:
         sections: `mechanism`, `adversary` and `audit`, as parsed from YAML.
         label: name of the cell; if it is empty, the adversary's name is taken.
-        older: whether `gaussian` is the default accountant of all mechanisms, as it once was.
+        older: whether `gaussian` is the default accountant of all mechanisms, as in older versions.
 
     Raises:
         SpecError: the sweep has mistakes, all of which the message lists.

@@ -14,7 +14,7 @@ from ..errors import Mistakes, SpecError, suggestion
 from ..plugins import offending_value
 
 SECTIONS = ("mechanism", "adversary", "audit")  # parts of a cell, which a grid may change
-MAX_AUDITS = 10_000  # a sweep may have
+MAX_AUDITS = 10_000  # of a sweep
 LABEL_SEPARATOR = ", "  # between the parts of a label
 _LOCATIONS = ("path", "root")
 _PART = re.compile(r"(?s)(?:([^ =]+)=)?(.*)")  # part of a label: `loss period=5` has no key
@@ -208,6 +208,7 @@ def locations(node: Any, key: str = "") -> Iterator[str]:
 
 
 def _parts(key: str) -> list[str]:
+    """Returns the dotted keys that a key of the grid joins by commas."""
     return [part.strip() for part in key.split(",")]
 
 

@@ -32,12 +32,14 @@ def _amount(value: float) -> float:
 
 
 def _byte_size(value: Any) -> Any:
+    """Returns a number of bytes, or its text. Raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError("must be a whole number of bytes or text such as 8GiB")
     return value
 
 
 def _label_key(key: str) -> str:
+    """Returns the key of a node's label. Raises ValueError if Ray allows no such key."""
     if not re.fullmatch(rf"([a-z0-9.-]{{1,253}}/)?{_LABEL}", key):
         raise ValueError("names a node's label, such as ray.io/accelerator-type")
     return key
@@ -85,6 +87,7 @@ class ResourceSpec(Strict):
     @field_validator("num_gpus")
     @classmethod
     def _whole_gpus(cls, count: float) -> float:
+        """Refuses shares above 1, as Ray shares a single GPU only."""
         if count > 1 and not count.is_integer():
             raise ValueError("is above 1, so it must be a whole number: Ray shares one GPU only")
         return count

@@ -72,6 +72,7 @@ def entries(kind: str) -> list[Entry]:
 
 
 def _base(kind: str) -> type[Plugin]:
+    """Returns the base class of a kind of plug-ins, in the plural as in _BASES."""
     module, name = _BASES[kind]
     return cast(type[Plugin], getattr(importlib.import_module(f"dpaudit_ray.{module}"), name))
 

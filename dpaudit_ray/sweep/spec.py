@@ -36,8 +36,8 @@ Name = Annotated[str, AfterValidator(_folder_name)]
 class _Heading(Strict):
     """The keys that belong to no audit."""
 
-    name: Name  # of the sweep, and of its run directory's folder
-    seed: NonNegativeInt = 0  # of secret bits, noise and coins
+    name: Name  # names the sweep, and the folder of its run directory
+    seed: NonNegativeInt = 0  # all secret bits and all noise follow from it
 
 
 class Sweep(_Heading):
@@ -50,6 +50,7 @@ class Sweep(_Heading):
 
     @property
     def trials(self) -> int:
+        """Number of trials of all audits."""
         return sum(cell.audit.trials for cell in self.cells)
 
     @property
@@ -70,7 +71,7 @@ class Sweep(_Heading):
 
     def identity(self) -> dict[str, Any]:
         """Returns options that change a result, but not the trials, since a run may be extended."""
-        audits = {f"{i:03d}": cell.identity() for i, cell in enumerate(self.cells)}
+        audits = {f"{index:03d}": cell.identity() for index, cell in enumerate(self.cells)}
         return {"seed": self.seed, "pack_size": self.resources.pack_size, "audits": audits}
 
     @property
@@ -121,7 +122,7 @@ def from_raw(
     grid.override(tree, grid.plain(overrides or {}))
     folders = [Path(), base] if base else [Path()]
     tree = grid.located(tree, folders)
-    recorded = tree.pop("fingerprint", None)
+    recorded = tree.pop("fingerprint", None)  # the fingerprint of a sweep that was run
     tree.pop("version", None)
     for key in sorted(tree.keys() - set(_KEYS)):
         with mistakes.noted():
@@ -140,9 +141,11 @@ def from_raw(
         heading["stated"] = recorded
     sections = {"resources": resources, "cells": cells, "raw": tree}
     sweep = validated(Sweep, heading | sections, "")
-    if recorded not in (None, sweep.fingerprint):  # written when defaults were others?
-        before = sweep.model_copy(update={"cells": _cells(tree, older=True)})
-        sweep = before if before.fingerprint == recorded else sweep
+    if recorded not in (None, sweep.fingerprint):
+        # An older version may have written the file, when defaults were others.
+        with_old_defaults = sweep.model_copy(update={"cells": _cells(tree, older=True)})
+        if with_old_defaults.fingerprint == recorded:
+            sweep = with_old_defaults
     if recorded is None:
         _refuse_idle_gpus(sweep)
     elif recorded != sweep.fingerprint:
@@ -156,7 +159,7 @@ def from_raw(
 
 
 def _placed(error: SpecError) -> SpecError:
-    """Returns the error, for an unknown key with the section that has such a key."""
+    """Returns the error; for an unknown key, with a hint to the section that has such a key."""
     option = error.key.rpartition(".")[2]
     for section, model in (("audit", AuditSpec), ("resources", ResourceSpec)):
         if error.meant is not None and option in model.model_fields:

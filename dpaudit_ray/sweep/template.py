@@ -18,7 +18,7 @@ from .yamlfile import dump_yaml
 
 _FOLDERS = {"cifar10": "cifar-10-batches-py", "mnist": "MNIST"}  # torchvision's names
 _COMMENT_COLUMN = 44
-_LARGE = 100  # values of features above this slow a training run down
+_LARGE = 100  # features with values above this should be scaled: training is slow with them
 # By sampling of batches: accountants and estimators that fit, and the strongest adversary.
 SAMPLINGS = {
     "fixed": {
@@ -44,10 +44,12 @@ class DataEntry:
 
     @property
     def records(self) -> int:
+        """Number of records."""
         return len(self.content.y)
 
     @property
     def images(self) -> bool:
+        """Whether the records are images [channels, rows, columns]."""
         return self.content.x.ndim == 4
 
     @property
@@ -102,11 +104,11 @@ def read_data(
     if not os.path.exists(source):
         raise DataError(f"--data-path: nothing is at {absolute}; give a file or a folder")
     # A path below the sweep file's folder is written relative to it, so that both can be moved.
-    below = source.resolve().is_relative_to(folder.resolve())
-    written = os.path.relpath(source, folder) if below else absolute
+    is_below = source.resolve().is_relative_to(folder.resolve())
+    path_in_file = os.path.relpath(source, folder) if is_below else absolute
     if name is None:
-        names = [dataset for dataset, marker in _FOLDERS.items() if (source / marker).is_dir()]
-        name = "npz" if source.suffix == ".npz" else [*names, "csv"][0]
+        fitting = (dataset for dataset, marker in _FOLDERS.items() if (source / marker).is_dir())
+        name = "npz" if source.suffix == ".npz" else next(fitting, "csv")
     key = "root" if "root" in _data_fields(name) else "path"
     options = {"name": name, key: absolute}
     data = _parse_data(options)
@@ -115,14 +117,15 @@ def read_data(
         guessed, notes = data.guess()
         options |= guessed
     try:
-        content = _parse_data(options).load()
+        content = _parse_data(options).load()  # again, with the options that were guessed
     except DataError as error:
-        error.details += tuple(notes)
+        error.details += tuple(notes)  # the guesses may be why it cannot be read
         raise
-    return DataEntry(options | {key: written}, content, notes)
+    return DataEntry(options | {key: path_in_file}, content, notes)
 
 
 def _data_fields(name: str) -> dict[str, Any]:
+    """Returns the options of a data set, by name; none for an unknown data set."""
     classes = registry(Data)
     return dict(classes[name].model_fields) if name in classes else {}
 

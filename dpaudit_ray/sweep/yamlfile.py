@@ -99,6 +99,7 @@ class _Loader(yaml.SafeLoader):
             ) from error
 
     def _refuse(self, problem: str) -> None:
+        """Raises an error about the place in the file that is being read."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         raise yaml.composer.ComposerError(None, None, problem, mark)
 
@@ -112,6 +113,7 @@ _Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def _unusable(node: yaml.Node, problem: str) -> yaml.YAMLError:
+    """Returns the error about a node, with its place in the file."""
     return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
