@@ -1,4 +1,4 @@
-"""User-defined code in child processes, with limits: `sandbox` asks, `forkserver` forks."""
+"""User-defined code in child processes, with limits: `sandbox` calls, `forkserver` forks."""
 
 from .sandbox import Ended, Limits, Sandbox
 

@@ -8,7 +8,7 @@ On Linux, all processes that a call starts end with it, even those in other sess
 their subreaper, to which the kernel passes orphans. The server's parent is a guardian, which ends
 these processes if the server is killed. If the guardian is killed, the server ends them.
 
-Three processes are named here: the asker (which has the `Sandbox`), the guardian (`main`), and the
+Three processes are named here: the caller (which has the `Sandbox`), the guardian (`main`), and the
 server (`_serve`), of which each call is a child.
 """
 
@@ -35,7 +35,7 @@ from ..errors import first_line, printable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_SIGNALS_OF_ASKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the asker reacts to them
+_SIGNALS_OF_CALLER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the caller reacts to them
 # A process in an uninterruptible call, or of another user, may stay longer.
 _END_SECONDS = 5.0
 
@@ -43,7 +43,7 @@ _END_SECONDS = 5.0
 def main() -> None:
     """Starts the server, waits for its end, and ends the processes that it leaves."""
     settings = json.loads(sys.argv[1])
-    for number in _SIGNALS_OF_ASKER:
+    for number in _SIGNALS_OF_CALLER:
         signal.signal(number, signal.SIG_IGN)
     _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
@@ -69,9 +69,9 @@ def _serve(settings: dict[str, Any], guardian: int) -> None:
             them.
         guardian: process id of this process's parent.
     """
-    os.setsid()  # a signal for the asker's process group does not end server and guardian at once
+    os.setsid()  # a signal for the caller's process group does not end server and guardian at once
     _set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
-    asker = Connection(settings["connection"])
+    caller = Connection(settings["connection"])
     output = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what modules print on import is not output
     path = settings["path"]
@@ -83,16 +83,16 @@ def _serve(settings: dict[str, Any], guardian: int) -> None:
     helpers = frozenset(_children(os.getpid()))  # started by imports, and used by all calls
     try:
         while True:
-            _answer(asker, output, Path(settings["folder"], "result"), guardian, helpers)
-    except (EOFError, OSError):  # the asker has ended
+            _answer(caller, output, Path(settings["folder"], "result"), guardian, helpers)
+    except (EOFError, OSError):  # the caller has ended
         pass
-    finally:  # an asker that was killed does not remove the folder
+    finally:  # a caller that was killed does not remove the folder
         shutil.rmtree(settings["folder"], ignore_errors=True)
-    os._exit(0)  # tearing down what was imported takes seconds, for which the asker waits
+    os._exit(0)  # tearing down what was imported takes seconds, for which the caller waits
 
 
 def _answer(
-    asker: Connection,
+    caller: Connection,
     output: int,
     result: Path,
     guardian: int,
@@ -101,7 +101,8 @@ def _answer(
     """Makes the next call, and ends all processes that it started, except `helpers`.
 
     Args:
-        asker: connection to the asker: for the request, the child's process id, its exit status.
+        caller: connection to the caller, which sends the request, and gets the child's process id
+            and then its exit status.
         output: descriptor of the call's output.
         result: file for the call's result.
         guardian: process id of this process's parent.
@@ -110,23 +111,23 @@ def _answer(
     Raises:
         EOFError: the connection was closed meanwhile, or the guardian has ended.
     """
-    request = json.loads(asker.recv_bytes())
+    request = json.loads(caller.recv_bytes())
     began = time.monotonic()
     pid = os.fork()
     if pid == 0:
         try:
-            asker.close()
+            caller.close()
             _run_child(request, output, result)
         finally:  # whatever fails, a child must not continue as the server and end its folder
             os._exit(1)
     try:
-        asker.send(pid)
+        caller.send(pid)
         ended, status = os.waitpid(-1, os.WNOHANG)
         while ended != pid:
             # Waiting takes at most 2 % of a call's time.
             seconds = min(0.05, 0.001 + 0.02 * (time.monotonic() - began))
             # No request comes during a call, so a readable connection is closed.
-            if asker.poll(seconds) or os.getppid() != guardian:
+            if caller.poll(seconds) or os.getppid() != guardian:
                 raise EOFError
             ended, status = os.waitpid(-1, os.WNOHANG)  # an orphan may have ended, too
     finally:
@@ -134,7 +135,7 @@ def _answer(
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         _end_descendants(helpers)
-    asker.send(os.waitstatus_to_exitcode(status))
+    caller.send(os.waitstatus_to_exitcode(status))
 
 
 def _end_descendants(spared: frozenset[int] = frozenset()) -> None:
@@ -196,7 +197,7 @@ def _run_child(
         result: file to write the result to, as JSON.
     """
     os.setsid()
-    for number in _SIGNALS_OF_ASKER:
+    for number in _SIGNALS_OF_CALLER:
         signal.signal(number, signal.SIG_DFL)
     _set_process_option(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(output, 1)

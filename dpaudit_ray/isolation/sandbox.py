@@ -32,7 +32,12 @@ Stop = Literal["hung", "memory"]
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one call: `seconds`, and `gib` of memory for all its processes; None: no limit."""
+    """Limits of one call; None stands for no limit.
+
+    Attributes:
+        seconds: duration of the call.
+        gib: resident memory of all its processes, in GiB.
+    """
 
     seconds: float | None = None
     gib: float | None = None
@@ -225,6 +230,9 @@ def _watch(
         connection: the server sends through it the child's process id, then its exit status.
         printed: reads what the child prints.
         limits: limits of time and memory.
+
+    Returns:
+        The exit status; "hung" or "memory", or None if no limit ended the call.
     """
     child = connection.recv()
     began = time.monotonic()
@@ -270,6 +278,7 @@ class _Printed:
 
     @property
     def text(self) -> str:
+        """The kept output, with a line in place of what was left out."""
         middle = f"\n... {self._omitted} bytes left out ...\n" if self._omitted else ""
         content = self._content[:_HEAD] + middle.encode() + self._content[_HEAD:]
         return content.decode(errors="replace")
