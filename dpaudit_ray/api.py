@@ -30,7 +30,7 @@ from .storage.run_directory import RunDirectory
 from .sweep import spec
 from .sweep.spec import Sweep
 
-_LOSSES = 3  # times that a run continues after files have vanished
+_LOSSES = 3  # times that a run continues after storage has lost files
 
 
 def run(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
@@ -172,7 +172,8 @@ class _Job:
         failures = outcomes.failed(self.directory, self.plan)
         retried = []
         if self.retry_failed:
-            retried, failures = failures, []
+            retried = failures
+            failures = []
             outcomes.Record(self.directory, self.plan).replace(failed_parts=())
         failed_parts = outcomes.failed_parts(self.directory, self.plan)
         for line in outcomes.part_lines(failed_parts, self.plan):
@@ -189,7 +190,7 @@ class _Job:
             )  # fmt: skip
             summary = driver.run()
             self.directory.require_owned()  # raises if another driver has it now
-            if retried:  # packs whose turn did not come are misses again
+            if retried:  # packs that were not run again count as misses, as before
                 dispatcher.give_up(retried)
                 dispatcher.flush()
             failures = outcomes.failed(self.directory, self.plan)
@@ -223,8 +224,9 @@ class _Job:
         )
         now = Activity(trainers=dispatcher.trainers, last_result=time.time(), refuted=refuted)
         last = dispatcher.progress(now)
-        if refuted - {i for i, audit in enumerate(last.audits) if audit.refuted}:
-            time.sleep(metrics.COLLECTED_SECONDS)  # the series end with the aggregator
+        if refuted - {index for index, audit in enumerate(last.audits) if audit.refuted}:
+            # The series end with the aggregator, so their last values have to be collected before.
+            time.sleep(metrics.COLLECTED_SECONDS)
 
     @contextmanager
     def _dispatcher(self, name: ExecutorName, packs: int) -> Iterator[Dispatcher]:
@@ -292,6 +294,10 @@ def warn_of_few_trials(
 
     Without any leak, n random bits are guessed right with a probability of 2^-n. No test rejects at
     its level what is more probable than that level, so no such audit has a bound above 0.
+
+    Args:
+        sweep: the sweep.
+        tell: takes the warnings.
     """
     hopeless = dict[tuple[int, int], int]()
     for cell in sweep.cells:

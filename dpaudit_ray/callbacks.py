@@ -77,12 +77,13 @@ class Callbacks:
     """The callbacks of one run."""
 
     def __init__(self, callbacks: Sequence[Callback], tell: Tell) -> None:
+        """Calls none of the callbacks yet; `tell` takes a line about one that raises."""
         self._callbacks = list(callbacks)
         self._tell = tell
-        self._done: dict[int, int] = {}  # trials, by audit, at its last estimate
+        self._done: dict[int, int] = {}  # number of trials at an audit's last estimate, by audit
 
     def observing(self, show: Callable[[Progress], None]) -> Callable[[Progress], None]:
-        """Returns a function that shows snapshots, and passes on what is new in them."""
+        """Returns a function that shows snapshots, and passes new estimates to the callbacks."""
         if not self._callbacks:
             return show
 
@@ -97,7 +98,7 @@ class Callbacks:
         return observe
 
     def end(self, result: Result) -> None:
-        """Passes the result on."""
+        """Passes the result to the callbacks."""
         self._call("on_end", result)
 
     def _call(self, method: str, event: AuditProgress | Result) -> None:
@@ -117,7 +118,7 @@ def _name(audit: AuditProgress) -> str:
 
 
 def _metrics(audit: AuditProgress) -> dict[str, float]:
-    """Returns the bound so far and the claim, by the audit's name and theirs."""
+    """Returns the bound so far and the claim, by metric names that begin with the audit's name."""
     name = _name(audit)
     return {f"{name}/epsilon_lower": audit.epsilon_lower, f"{name}/claim": audit.claim}
 

@@ -23,7 +23,7 @@ class Exit(IntEnum):
     BUG = 70  # none of the above may be returned by accident
 
 
-_MIN_PART = 4  # characters of a name that is a part of another
+_MIN_PART = 4  # characters of an unknown name that counts as a part of a known one
 _LONGEST = 300  # characters of another library's message
 
 
@@ -92,7 +92,7 @@ class SpecError(DpauditError):
 
     @property
     def problems(self) -> "tuple[SpecError, ...]":
-        """All mistakes that it names, each a line, in the order in which to fix them."""
+        """All mistakes of which the error tells, a line each, in the order in which to fix them."""
         return (self,)
 
     def under(self, prefix: str) -> "SpecError":
@@ -203,7 +203,7 @@ def closest(name: str, names: Iterable[str]) -> str:
             return option
     matches = difflib.get_close_matches(lower, by_lower, 1, 0.7)
     if not matches and len(lower) >= _MIN_PART:
-        # `noise` for noise_multiplier
+        # A part of a known name was written, such as `noise` for noise_multiplier.
         matches = [option for option in by_lower if lower in option]
     return by_lower[matches[0]] if len(matches) == 1 else ""
 
@@ -254,7 +254,7 @@ class ScriptError(DpauditError):
 
 
 class NoClusterError(DpauditError):
-    """A cluster that is not there, refuses its token, or can never run this sweep."""
+    """A cluster that does not answer, refuses its token, or can never run this sweep."""
 
 
 class StorageError(DpauditError):
@@ -278,9 +278,9 @@ class ClusterError(DpauditError):
 # Text of strangers as a terminal, a page and a figure may show it: nothing in it is a command -----
 
 # Control characters, those that turn the direction of the text after them, and half characters.
-_OTHERS = "\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-_UNPRINTABLE = re.compile(f"[\x00-\x0a{_OTHERS}]")
-_BETWEEN_LINES = re.compile(f"[\x00-\x08{_OTHERS}]")
+_OTHER_UNPRINTABLE = "\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_UNPRINTABLE = re.compile(f"[\x00-\x0a{_OTHER_UNPRINTABLE}]")
+_BETWEEN_LINES = re.compile(f"[\x00-\x08{_OTHER_UNPRINTABLE}]")
 
 
 def printable(text: str) -> str:

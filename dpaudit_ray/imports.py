@@ -51,11 +51,12 @@ class Trust:
         """Returns the modules that `--trust a,b.c` lets a verb import.
 
         Args:
-            option: value of the option. With None a verb that reads trusts no module, others any.
-            reads: the verb reads a run.
+            option: value of the option. If it is None, a verb that only reads a run trusts no
+                module, and other verbs trust any.
+            reads: the verb only reads a run.
 
         Raises:
-            SpecError: a name is no name of a module.
+            SpecError: a name cannot be that of a module.
         """
         if option is None:
             return cls(() if reads else None, reads)
@@ -73,7 +74,7 @@ class Trust:
 
 
 _LENT = "dpaudit_lent"  # stands for a module of the objects that callers passed in this process
-_lent: dict[str, Any] = {}
+_lent: dict[str, Any] = {}  # these objects, by the name that `lend` gave them
 _ANY = Trust()
 _TRUST = contextvars.ContextVar("trust", default=_ANY)
 
@@ -82,7 +83,8 @@ _TRUST = contextvars.ContextVar("trust", default=_ANY)
 def trusting(trust: Trust) -> Iterator[None]:
     """Imports what `trust` allows while this is open."""
     token = _TRUST.set(trust)
-    if trust.modules != ():  # at the end: no file of a stranger's replaces an installed module
+    # The working directory comes last, so that no file in it replaces an installed module.
+    if trust.modules != ():
         with suppress(FileNotFoundError):  # the working directory may be gone
             sys.path.append(str(Path.cwd()))
     try:
@@ -196,7 +198,7 @@ def training(
             f"{key}.options", f"{path} does not take (member, seed) and them ({error})"
         ) from error
     if list(bound.arguments)[:2] != ["member", "seed"]:
-        _require_users(train, path, f"{key}.path")
+        _require_own_code(train, path, f"{key}.path")
     return train
 
 
@@ -219,7 +221,7 @@ def function(
             arguments.
     """
     value = _callable(path, key)
-    _require_users(value, path, key)
+    _require_own_code(value, path, key)
     by_name = options or {}
     try:
         inspect.signature(value).bind(*arguments, **by_name)
@@ -233,24 +235,30 @@ def network(path: str, key: str) -> Callable[..., Any]:
     """Imports a class or function that builds a network, without calling it.
 
     A class must be a subclass of `nn.Module`. A function must be annotated to return one, unless
-    one of the user's files defines it, whose code has already run on import. Raises SpecError under
-    `key` for anything else.
+    one of the user's files defines it, whose code has already run on import.
+
+    Args:
+        path: the class or function, as `package.module:name`.
+        key: key in the sweep file, for errors.
+
+    Raises:
+        SpecError: the path names anything else.
     """
     from torch import nn
 
     factory = _callable(path, key)
     if isinstance(factory, nn.Module):
         raise SpecError(key, f"{path} is already a module instance; name its class")
-    returned: Any = factory
-    if not isinstance(factory, type):
+    network_class: Any = factory
+    if not isinstance(factory, type):  # a function: what it is annotated to return counts
         try:
-            returned = typing.get_type_hints(factory).get("return")
+            network_class = typing.get_type_hints(factory).get("return")
         except Exception:  # noqa: BLE001 (an annotation is an expression, which may raise anything)
-            returned = None
-    if not isinstance(returned, type):
-        _require_users(factory, path, key)
-    elif not issubclass(returned, nn.Module):
-        raise SpecError(key, f"{path} gives a {returned.__name__}, no torch.nn.Module")
+            network_class = None
+    if not isinstance(network_class, type):
+        _require_own_code(factory, path, key)
+    elif not issubclass(network_class, nn.Module):
+        raise SpecError(key, f"{path} gives a {network_class.__name__}, no torch.nn.Module")
     return factory
 
 
@@ -295,12 +303,14 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
     return value
 
 
-def _require_users(function: Any, path: str, key: str) -> None:
+def _require_own_code(function: Any, path: str, key: str) -> None:
+    """Raises SpecError under `key` if installed code defines the function."""
     if not path.startswith(f"{_LENT}:") and not _is_users_function(function):
         raise SpecError(key, f"{path} is installed code; call it from a function of your own")
 
 
 def _is_users_function(function: Any) -> bool:
+    """Returns whether one of the user's files defines a function."""
     module = sys.modules.get(str(getattr(function, "__module__", None)))
     file = getattr(module, "__file__", None)
     return file is not None and is_users(file)
@@ -318,6 +328,7 @@ def is_users(file: str | Path) -> bool:
 
 @functools.cache
 def _installed_folders() -> tuple[Path, ...]:
+    """Returns the folders of this package, of Python and of installed packages."""
     folders = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages()]
     return (_PACKAGE, *(Path(folder).resolve() for folder in folders))

@@ -51,9 +51,10 @@ class Plugin(Strict):
 
     kind: ClassVar[str]  # in sweep files: "mechanism", "adversary", ...
     home: ClassVar[str]  # the package, or the module, that has the classes of this kind
-    locations: ClassVar[frozenset[str]] = frozenset()  # fields that say where or how, not what
-    is_variant: ClassVar[bool] = False  # of another class, which is the one that is named
-    revision: ClassVar[int] = 1  # of the results; raised if the same options give other ones
+    # Fields that change where or how something is computed, but not the result.
+    locations: ClassVar[frozenset[str]] = frozenset()
+    is_variant: ClassVar[bool] = False  # whether `variant` of another class chooses this one
+    revision: ClassVar[int] = 1  # is raised if the same options give other results than before
 
     @classmethod
     def variant(cls, raw: Mapping[str, Any]) -> "type[Plugin]":
@@ -309,18 +310,19 @@ def _problems(
         return [unknown_key(key, list(fields))]
     if kind == "missing":
         choices = get_args(fields[path[-1]].annotation) if path[-1] in fields else ()
-        words = " or ".join(word for word in choices if isinstance(word, str))
-        return [SpecError(key, f"{REQUIRED}: {words}" if words else REQUIRED)]
+        in_words = " or ".join(choice for choice in choices if isinstance(choice, str))
+        return [SpecError(key, f"{REQUIRED}: {in_words}" if in_words else REQUIRED)]
     value = item["input"]
     template = _PROBLEMS.get(kind.replace("parsing", "type"))  # a word of a command line is parsed
     problem = item["msg"].removeprefix("Value error, ")
     if template:
         limits = {
-            name: plain(v) if isinstance(v, int | float) else v for name, v in context.items()
+            name: plain(limit) if isinstance(limit, int | float) else limit
+            for name, limit in context.items()
         }
         problem = template.format(**limits)
-    says_value = f"'{value}'" in problem or ", got " in problem
-    if not says_value:
+    names_value = f"'{value}'" in problem or ", got " in problem
+    if not names_value:
         problem += offending_value(value)
     if kind == "literal_error" and isinstance(value, str):
         expected = re.findall("'([^']*)'", context["expected"])
@@ -348,7 +350,7 @@ def _find(
     """
     if ":" in name:
         return imports.subclass(base, name, key)
-    # Most are in a module of their name, so that no other needs to be imported.
+    # Most classes are in a module of their name, so the other modules need not be imported.
     classes = registry(base, name.replace("-", "_"))
     if name not in classes:
         classes = registry(base)
@@ -382,6 +384,7 @@ def _default_name(cls: type[Plugin]) -> str | None:
 
 
 def _subclasses(cls: type[P]) -> Iterator[type[P]]:
+    """Yields all subclasses of a class, each followed by its own."""
     for child in cls.__subclasses__():
         yield child
         yield from _subclasses(child)

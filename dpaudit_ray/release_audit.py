@@ -26,8 +26,8 @@ from .sweep.cell import digest
 
 _UNITS = {"s": 1, "min": 60, "h": 3600}
 _TRIALS = (1000, 10_000_000)  # fewest and most of a budget
-_LONG_ENOUGH = 0.1  # seconds of a call by which its speed is measured
-_MOST_AT_ONCE = 100_000  # outputs of such a call
+_LONG_ENOUGH = 0.1  # seconds; a shorter call does not measure the time of an output well
+_MOST_AT_ONCE = 100_000  # outputs of a call whose time is measured
 _SCORING_SECONDS = 2e-5  # scoring an output and judging its trial take this long
 _SHARE = 0.5  # share of a budget for trials; the rest is for learning, starting and judging
 # Runs to learn from: a tenth of the trials, within these bounds.
@@ -176,7 +176,7 @@ def _version(value: Any, depth: int = 0) -> str:
 
 
 def _lent_pairs(pairs: Sequence[Any] | Mapping[str, Any]) -> Any:
-    """Returns pairs as a sweep file names them."""
+    """Returns pairs as a sweep file names them, with import paths in place of functions."""
     if not isinstance(pairs, Mapping):
         return imports.lend(lambda: list(pairs), f"pairs_{_version(pairs)}")
     named = dict(pairs)
@@ -219,11 +219,11 @@ def _affordable(
         started = time.perf_counter()
         with contextlib.suppress(Exception):  # an error of the user's function is an output
             release(data, rng, outputs)
-        took = time.perf_counter() - started
-        if took > _LONG_ENOUGH or outputs >= _MOST_AT_ONCE:
+        call_seconds = time.perf_counter() - started
+        if call_seconds > _LONG_ENOUGH or outputs >= _MOST_AT_ONCE:
             break
         outputs = min(4 * outputs, _MOST_AT_ONCE)
-    trial_seconds = took / outputs + _SCORING_SECONDS
+    trial_seconds = call_seconds / outputs + _SCORING_SECONDS
     fewest, most = _TRIALS
     trials = min(max(int(_SHARE * seconds / trial_seconds), fewest), most)
     # The first digit stays: 47,311 becomes 40,000.

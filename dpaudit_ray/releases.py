@@ -136,9 +136,9 @@ def audited_release(
     """
 
     def mark(function: F) -> F:
-        """Returns the function with each call recorded as a release, if an audit runs it.
+        """Wraps the function: in an audit, each call is recorded as a release.
 
-        The audit calls it again with changed records, and with a seed for its noise.
+        The audit repeats the call with changed records, and with a seed for its noise.
         """
         signature = inspect.signature(function)
 
@@ -154,7 +154,8 @@ def audited_release(
             examples, unflatten_records = _flatten(
                 {name: original_arguments[name] for name in records}
             )
-            unflatten: Any = None  # gives arrays the structure of what the function last returned
+            # Gives arrays the structure of the function's result; each call of `released` sets it.
+            unflatten_result: Any = None
 
             def released(change: Any, seed: int | None) -> list[Any]:
                 """Calls the function with one record changed, and with a given seed.
@@ -164,25 +165,28 @@ def audited_release(
                     seed: seed of the key, or else of TensorFlow's generators; the audit seeds all
                         other generators itself. None leaves the key and generators as they are.
                 """
-                nonlocal unflatten
+                nonlocal unflatten_result
                 changed_records = unflatten_records(_change_examples(examples, change))
                 # The dict is edited in place: `bound.args` and `bound.kwargs` are computed from it.
                 call_arguments = bound.arguments
                 call_arguments.update(original_arguments | changed_records)
                 tensorflow = sys.modules.get("tensorflow")
                 if seed is not None and key is not None:
-                    like = original_arguments[key]
-                    call_arguments[key] = reseed(seed) if reseed else _jax_key(seed, like)
+                    original_key = original_arguments[key]
+                    call_arguments[key] = reseed(seed) if reseed else _jax_key(seed, original_key)
                 elif seed is not None and tensorflow:
                     tensorflow.random.set_seed(seed % 2**31)
-                arrays, unflatten = _flatten(function(*bound.args, **bound.kwargs))
+                arrays, unflatten_result = _flatten(function(*bound.args, **bound.kwargs))
                 return arrays
 
-            # JAX has no generators that could be seeded: its noise depends on a key, or a state.
+            # JAX has no generators that could be seeded: its noise depends on a key, or a state. If
+            # no argument is named by `key`, the audit tries whether a second call draws other
+            # noise: None.
             redraws = True if key is not None or "jax" not in sys.modules else None
             rows = len(examples[0])
+            # Without shapes (None), the canary is the last record, which is left out or not.
             arrays = stream.step(released, rows, None, of, redraws=redraws, records=examples)
-            return unflatten(arrays)
+            return unflatten_result(arrays)
 
         return step  # type: ignore[return-value]
 

@@ -88,6 +88,7 @@ class Result:
 
     @property
     def _reading(self) -> AbstractContextManager[None]:
+        """A context in which the modules of `trust` may be imported."""
         return contextlib.nullcontext() if self.trust is None else trusting(self.trust)
 
     @property

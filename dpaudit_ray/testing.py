@@ -73,7 +73,11 @@ def assert_private(
 
 
 def _location(main: Callable[[], Any]) -> str:
-    """Returns "path/to/script.py:function"."""
+    """Returns a function as "path/to/script.py:function".
+
+    Raises:
+        SpecError: it is not a function at the top of a file.
+    """
     name = getattr(main, "__qualname__", "")
     try:
         file = inspect.getsourcefile(inspect.unwrap(main))
