@@ -294,10 +294,6 @@ def warn_of_few_trials(
 
     Without any leak, n random bits are guessed right with a probability of 2^-n. No test rejects at
     its level what is more probable than that level, so no such audit has a bound above 0.
-
-    Args:
-        sweep: the sweep.
-        tell: takes the warnings.
     """
     hopeless = dict[tuple[int, int], int]()
     for cell in sweep.cells:

@@ -77,7 +77,7 @@ class Callbacks:
     """The callbacks of one run."""
 
     def __init__(self, callbacks: Sequence[Callback], tell: Tell) -> None:
-        """Calls none of the callbacks yet; `tell` takes a line about one that raises."""
+        """Calls no callback yet."""
         self._callbacks = list(callbacks)
         self._tell = tell
         self._done: dict[int, int] = {}  # number of trials at an audit's last estimate, by audit

@@ -92,7 +92,7 @@ class SpecError(DpauditError):
 
     @property
     def problems(self) -> "tuple[SpecError, ...]":
-        """All mistakes of which the error tells, a line each, in the order in which to fix them."""
+        """All mistakes that the error names, a line each, in the order in which to fix them."""
         return (self,)
 
     def under(self, prefix: str) -> "SpecError":

@@ -51,7 +51,7 @@ class Trust:
         """Returns the modules that `--trust a,b.c` lets a verb import.
 
         Args:
-            option: value of the option. If it is None, a verb that only reads a run trusts no
+            option: value of the option. Without one (None), a verb that only reads a run trusts no
                 module, and other verbs trust any.
             reads: the verb only reads a run.
 

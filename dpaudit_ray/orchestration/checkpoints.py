@@ -41,7 +41,7 @@ class Checkpoints:
             return {pack: max(steps) for pack, steps in self._steps.items() if steps}
 
     def checkpoint(self, pack: Pack) -> Saved | None:
-        """Returns the last undamaged checkpoint of a pack; None if there is none."""
+        """Returns the last undamaged checkpoint of a pack; None without one."""
         with self._lock:
             steps = sorted(self._steps.get(pack, ()), reverse=True)
         for step in steps:

@@ -118,8 +118,8 @@ class FaultAttribution:
             same_node = suspect is not None and worker.node == suspect.node
             return not worker.trusted, not worker.proven, same_node, bool(worker.pack)
 
-        others = (worker for worker in ready if worker is not suspect)
-        return min(others, key=doubts, default=None)
+        candidates = (worker for worker in ready if worker is not suspect)
+        return min(candidates, key=doubts, default=None)
 
 
 class Deadlines:

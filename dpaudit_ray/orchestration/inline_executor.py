@@ -65,7 +65,7 @@ class InlineExecutor:
         return answers
 
     def kill(self, worker: Handle, restart: bool = False) -> None:
-        """Does nothing: a worker has no process of its own."""
+        """Does nothing: a worker is no separate process."""
 
     def nodes(self) -> Cluster:
         return Cluster((_NODE,))

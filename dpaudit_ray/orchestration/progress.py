@@ -132,7 +132,7 @@ class Progress:
     @property
     def trials(self) -> int:
         """Planned trials. A decided audit counts with the trials that are done."""
-        return sum(each.trials if each.decided is None else each.done for each in self.audits)
+        return sum(audit.trials if audit.decided is None else audit.done for audit in self.audits)
 
     @property
     def ended(self) -> int:

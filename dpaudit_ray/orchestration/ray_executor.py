@@ -275,7 +275,7 @@ def dispatcher(
         if ended:
             work.tell(f"{ended} trainers of the driver that had this run before are ended")
         # The node that this process runs on.
-        (node,) = (each for each in executor.nodes().nodes if each.id == context.get_node_id())
+        (node,) = (node for node in executor.nodes().nodes if node.id == context.get_node_id())
         liveness.guard(host_port(node.host, node.port), ray_internals.object_store_socket(ray))
         return Dispatcher(executor, work, capacity, liveness)
     except BaseException:  # Ctrl-C too: there is nothing more to watch

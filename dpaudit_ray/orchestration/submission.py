@@ -233,15 +233,15 @@ class JobsClient:
         metadata = job_metadata(job.sweep, job.run)
         attempt = 1
         for info in self._client.list_jobs():
-            found = info.metadata or {}
-            if not info.submission_id or found.get(_RUN) != job.run:
+            recorded = info.metadata or {}
+            if not info.submission_id or recorded.get(_RUN) != job.run:
                 continue
             if info.status not in _OVER:
                 for key in (_FINGERPRINT, _SETTINGS):
-                    if found.get(key) != metadata[key]:
+                    if recorded.get(key) != metadata[key]:
                         raise RunDirectoryError(
                             f"job {info.submission_id} works on {job.run} with other settings "
-                            f"(there {key} {found.get(key)}, here {key} {metadata[key]}); wait "
+                            f"(there {key} {recorded.get(key)}, here {key} {metadata[key]}); wait "
                             "for its end or stop it, and run this command again: "
                             f"{self.stop_command(info.submission_id)}"
                         )
@@ -249,7 +249,7 @@ class JobsClient:
                     f"already running as job {info.submission_id}: {self.page(info.submission_id)}"
                 )
                 return str(info.submission_id)
-            earlier_attempt = found.get(_ATTEMPT, "")
+            earlier_attempt = recorded.get(_ATTEMPT, "")
             if earlier_attempt.isdecimal():
                 attempt = max(attempt, 1 + int(earlier_attempt))
         for line in job.package.omissions():

@@ -127,7 +127,7 @@ class PlannedAudit:
 
     @property
     def independent(self) -> bool:
-        """Whether each trial has a training run of its own."""
+        """Whether each trial has a separate training run."""
         return self.canaries == 1
 
     @property

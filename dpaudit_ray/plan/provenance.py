@@ -63,7 +63,7 @@ def first_difference(code: Code, machine: Code) -> str | None:
         machine: the code of another machine.
 
     Returns:
-        The difference; None if there is none.
+        The difference; None if there is no difference.
     """
     for name in ("dpaudit", "torch", "numba"):
         expected = code.versions.get(name)

@@ -154,7 +154,7 @@ def read(run: RunDirectory) -> tuple[Sweep, Plan]:
 
 
 def recorded(run: RunDirectory) -> Sweep | None:
-    """Reads the sweep of a run directory; returns None if there is none yet.
+    """Reads the sweep of a run directory; returns None before it is written.
 
     Raises:
         RunDirectoryError: the file is damaged.
