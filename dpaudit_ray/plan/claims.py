@@ -114,7 +114,13 @@ def _mu(training: Training) -> float:
 
 @lru_cache(maxsize=1024)
 def _cached_epsilon(claimed: Claim, delta: float, name: str) -> float:
-    """Returns ε of one claim by the accountant of that name."""
+    """Returns ε of one claim.
+
+    Args:
+        claimed: the claim.
+        delta: δ of the claim.
+        name: name of the accountant.
+    """
     return epsilons_by((claimed,), delta, name)[0]
 
 

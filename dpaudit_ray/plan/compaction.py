@@ -76,7 +76,7 @@ class Compactor:
         audit = trials.audit
         joined = finished_trials.trials_of(audit, group)
         if joined not in files:
-            packs = finished_trials.in_order(
+            packs = finished_trials.read_in_order(
                 self._run, trials.read, group, most_packs=finished_trials.MOST_READS
             )
             # Every pack of a group is stored; those that failed have no file, and are in no group.

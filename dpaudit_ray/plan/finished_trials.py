@@ -133,7 +133,9 @@ class FinishedTrials:
             RunDirectoryError: a file is damaged or has the bits of another plan.
         """
         most_packs = read_ahead(self.audit)
-        for pack in in_order(self._run, self.read, self._ready(), most_packs, self._from_memory):
+        for pack in read_in_order(
+            self._run, self.read, self._ready(), most_packs, self._from_memory
+        ):
             parts = parts_between_looks(self.audit, pack, lambda: 0) if one_by_one else (pack,)
             for part in parts:
                 self.consumed = self.audit.pack_number(part.last) + 1
@@ -203,7 +205,7 @@ class FinishedTrials:
     def frame(self) -> pd.DataFrame:
         """Returns all stored trials, even behind a gap, with the columns of a score file."""
         ranges = stored_ranges(self._run, self.audit)
-        packs = in_order(self._run, self.read, ranges, read_ahead(self.audit))
+        packs = read_in_order(self._run, self.read, ranges, read_ahead(self.audit))
         return score_frame(self.audit.id, (pack for pack in packs if isinstance(pack, PackScores)))
 
 
@@ -333,7 +335,7 @@ def read_ahead(audit: PlannedAudit) -> int:
     return max(_SCORES_AHEAD // (pack_trials * len(audit.horizons)), READERS // 4)
 
 
-def in_order(
+def read_in_order(
     run: RunDirectory,
     read: Callable[[PackRange], ConsumedPack],
     ranges: Iterable[PackRange],

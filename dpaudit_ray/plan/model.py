@@ -33,6 +33,7 @@ class Pack:
 
     @property
     def size(self) -> int:
+        """Number of trials."""
         return self.last - self.first + 1
 
     @property
@@ -60,6 +61,7 @@ class Part(Pack):
 
     @property
     def what(self) -> str:
+        """The part in the words of messages."""
         return f"part {self.first + 1} of its preparation"
 
 
@@ -210,6 +212,7 @@ class Plan:
 
     @property
     def trials(self) -> int:
+        """Number of trials of all audits."""
         return sum(audit.trials for audit in self.audits)
 
     @property

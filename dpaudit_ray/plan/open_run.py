@@ -147,7 +147,7 @@ def open_run(
 
 
 def _another_sweep(new: Sweep, recorded: Sweep, run: RunDirectory) -> RunDirectoryError:
-    """Makes the error of a directory that has another sweep, with the settings that differ.
+    """Returns the error about a directory that has another sweep, with the settings that differ.
 
     Args:
         new: the sweep that was to be run.

@@ -165,9 +165,11 @@ def _check(outcomes: Outcomes, plan: Plan) -> None:
         if not exists or bounds not in plan.audits[pack.audit].packs:
             raise ValueError(f"no pack {pack.first}-{pack.last} in audit {pack.audit}")
     trials = {audit.id: audit.trials for audit in plan.audits}
-    for kind in outcomes.missed:
-        if kind.first + kind.trials > trials.get(kind.audit, 0):
-            raise ValueError(f"no {kind.trials} trials from {kind.first} on in audit {kind.audit}")
+    for group in outcomes.missed:
+        if group.first + group.trials > trials.get(group.audit, 0):
+            raise ValueError(
+                f"no {group.trials} trials from {group.first} on in audit {group.audit}"
+            )
 
 
 class Record:
@@ -319,7 +321,7 @@ def finished_trials(
 
 
 def unprepared(run: RunDirectory, plan: Plan) -> set[int]:
-    """Returns the audits that are not started, since a part that they wait for has failed."""
+    """Returns the indices of audits that are not started, as a part for which they wait failed."""
     audits = set[int]()
     for failure in failed_parts(run, plan):
         audits.update(_waiting(failure.pack))
@@ -402,7 +404,13 @@ def only_failed(
     plan: Plan,
     enough: Mapping[int, int],
 ) -> bool:
-    """Returns whether an incomplete run lacks only failed work, which `dpaudit run` skips."""
+    """Returns whether an incomplete run lacks only failed work, which `dpaudit run` skips.
+
+    Args:
+        run: the run directory.
+        plan: plan of the sweep.
+        enough: the trials that were enough, by index of each audit that `stop_when` has ended.
+    """
     given_up = {failure.pack for failure in failed(run, plan)}
     if not given_up and not unprepared(run, plan):
         return False
@@ -433,15 +441,15 @@ def by_kind(failures: Iterable[Failure], plan: Plan) -> list[FailureGroup]:
 def missed_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
     """Yields a line for each audit and kind of exception by which single trials were missed."""
     labels = {audit.id: audit.label for audit in plan.audits}
-    for kind in read(run, plan).missed:
-        trials = f"trial {kind.first}"
-        first = ""
-        if kind.trials > 1:
-            first = f", {trials} first"
-            trials = f"{kind.trials} trials"
+    for group in read(run, plan).missed:
+        trials_text = f"trial {group.first}"
+        first_text = ""
+        if group.trials > 1:
+            first_text = f", {trials_text} first"
+            trials_text = f"{group.trials} trials"
         yield (
-            f"{labels[kind.audit]}: {trials} failed and counted as missed: "
-            f"{printable(kind.message)}{first}; output in {run.output_folder(kind.audit)}"
+            f"{labels[group.audit]}: {trials_text} failed and counted as missed: "
+            f"{printable(group.message)}{first_text}; output in {run.output_folder(group.audit)}"
         )
 
 
@@ -473,5 +481,5 @@ def preparation_lines(run: RunDirectory, plan: Plan) -> Iterator[str]:
 
 
 def _waiting(part: Pack) -> tuple[int, ...]:
-    """Returns the numbers of the audits that wait for a part; none for a pack of trials."""
+    """Returns the indices of the audits that wait for a part; () for a pack of trials."""
     return part.waiting if isinstance(part, Part) else ()

@@ -102,7 +102,13 @@ def pack_bounds(
     trials: int,
     size: int,
 ) -> Iterator[tuple[int, int]]:
-    """Yields the bounds of packs of `size` from trial `start` on; the last one may be shorter."""
+    """Yields the first and the last trial of each pack.
+
+    Args:
+        start: the first trial of the first pack.
+        trials: the number after that of the last trial.
+        size: trials of a pack; the last pack may have fewer.
+    """
     for first in range(start, trials, size):
         yield first, min(first + size, trials) - 1
 

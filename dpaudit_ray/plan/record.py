@@ -104,7 +104,13 @@ def load(run: RunDirectory) -> Plan | None:
 
 
 def _damaged(run: RunDirectory, name: str, problem: str) -> RunDirectoryError:
-    """Makes the error of a file that is damaged, or has the format of a newer version."""
+    """Returns the error about a file that is damaged, or has the format of a newer version.
+
+    Args:
+        run: the run directory.
+        name: name of the file.
+        problem: what is wrong with its content.
+    """
     newer = newer_version(run)
     state = "cannot be read" if newer else "is damaged"
     return RunDirectoryError(f"{run.location}/{name} {state} ({problem}); {newer or RESTORE}")
@@ -189,12 +195,12 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
     """
     _check_numbers(sweep, plan, run)
     for cell, audit in zip(sweep.cells, plan.audits, strict=True):
-        same = cell.horizons == audit.horizons
-        same &= not audit.trials or cell.audit.up_to == audit.up_to
+        is_same = cell.horizons == audit.horizons
+        is_same &= not audit.trials or cell.audit.up_to == audit.up_to
         if not cell.unimported:  # without the user's classes, these do not follow from the sweep
-            same &= cell.fingerprint == audit.fingerprint
-            same &= not cell.sampled or cell.canaries == audit.canaries
-        if not same:
+            is_same &= cell.fingerprint == audit.fingerprint
+            is_same &= not cell.sampled or cell.canaries == audit.canaries
+        if not is_same:
             raise _of_another_sweep(run)
         if difference := claims.difference(audit.claims, cell):
             raise RunDirectoryError(
@@ -204,14 +210,23 @@ def check(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
 
 
 def _check_numbers(sweep: Sweep, plan: Plan, run: RunDirectory) -> None:
-    """Raises RunDirectoryError unless plan and sweep have the same digest, seed and audits."""
+    """Checks that plan and sweep have the same digest, seed and number of audits.
+
+    Args:
+        sweep: the sweep in the run directory.
+        plan: the plan in the run directory.
+        run: the directory, for the error.
+
+    Raises:
+        RunDirectoryError: one of them differs.
+    """
     of_sweep = (sweep.fingerprint, sweep.seed, len(sweep.cells))
     if of_sweep != (plan.fingerprint, plan.seed, len(plan.audits)):
         raise _of_another_sweep(run)
 
 
 def _of_another_sweep(run: RunDirectory) -> RunDirectoryError:
-    """Makes the error of a plan that belongs to another sweep."""
+    """Returns the error about a plan that belongs to another sweep."""
     return RunDirectoryError(
         f"{run.location}/{FILE} is the plan of another sweep; {newer_version(run) or RESTORE}"
     )

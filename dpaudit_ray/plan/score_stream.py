@@ -25,6 +25,7 @@ class MissedPack:
 
     @property
     def last(self) -> int:
+        """The last of the trials."""
         return self.first + len(self.members) - 1
 
     @property

@@ -35,8 +35,8 @@ from dpaudit_ray.plan.finished_trials import (
     MOST_READS,
     PackRange,
     RecentPacks,
-    in_order,
     read_ahead,
+    read_in_order,
 )
 from dpaudit_ray.plan.model import Pack, Plan, PlannedAudit
 from dpaudit_ray.report import verdict
@@ -295,7 +295,7 @@ def test_packs_come_in_order_from_memory_or_else_from_storage(tmp_path):
     for first in range(0, 100, 10):
         recent.put("a", pack(first))
     run, packs = RunDirectory(str(tmp_path)), ranges(100, 10)
-    found = in_order(run, reader, packs, 100, lambda each: recent.take("a", 10 * each.start))
+    found = read_in_order(run, reader, packs, 100, lambda each: recent.take("a", 10 * each.start))
     assert [p.first for p in found] == list(range(0, 1000, 10))
     assert sorted(read) == [*range(0, 50, 10), *range(100, 1000, 10)], "the latest five were kept"
     assert recent.take("a", 90) is None, "each is handed out once"
@@ -313,7 +313,7 @@ def test_no_more_is_read_than_is_asked_for_soon(tmp_path, size, most):
     claims, bounds = {"gaussian": (1.0,)}, tuple(each.file for each in ranges(1000, size))
     audit = PlannedAudit("a", "a", "f", 1000 * size, (1,), claims, bounds, (1000 * size,))
     run = RunDirectory(str(tmp_path))
-    packs = in_order(run, reader, iter(ranges(1000, size)), read_ahead(audit))
+    packs = read_in_order(run, reader, iter(ranges(1000, size)), read_ahead(audit))
     for _ in range(5):
         next(packs)
     time.sleep(0.1)
