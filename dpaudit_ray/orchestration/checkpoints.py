@@ -70,10 +70,12 @@ class Checkpoints:
         self._delete(pack, steps)
 
     def _delete(self, pack: Pack, steps: set[int]) -> None:
+        """Deletes the checkpoints of a pack after these steps."""
         for step in steps:
             self._run.delete(self._file(pack, step))
 
     def _file(self, pack: Pack, step: int) -> str:
+        """Returns the path of a pack's checkpoint after a step."""
         return checkpoint_file(self._plan.audits[pack.audit].id, pack.bounds, step)
 
 

@@ -158,11 +158,11 @@ class Driver:
         """Counts the time of a pack, and stops the run once it has used all that it may."""
         resources = self._budget.resources
         self._core_hours += seconds * resources.num_cpus / 3600
-        most = resources.max_core_hours
-        if most is not None and self._core_hours >= most:
+        limit = resources.max_core_hours
+        if limit is not None and self._core_hours >= limit:
             self._stop.request(
                 f"packs took {self._core_hours:.2g} core-hours, and resources.max_core_hours = "
-                f"{most:g}: no more are started; {RESUME}, for as many core-hours again"
+                f"{limit:g}: no more are started; {RESUME}, for as many core-hours again"
             )
 
     def _activity(self) -> Activity:

@@ -48,6 +48,7 @@ class WorkerDiedError(Exception):
     """
 
     def __init__(self, reason: str, taken_back: bool = False) -> None:
+        """Takes the reason in the words of Ray; NO_MEMORY if memory ran short."""
         super().__init__(reason)
         self.taken_back = taken_back
         self.of_memory = reason == NO_MEMORY
@@ -100,7 +101,13 @@ class Executor(Protocol):
         name: str,
         avoid: Collection[str] = (),
     ) -> Handle:
-        """Starts a worker, on none of the nodes to `avoid`; returns before a node has it."""
+        """Starts a worker; returns before a node has it.
+
+        Args:
+            role: trainer or aggregator.
+            name: name of the worker.
+            avoid: ids of nodes that it is not started on.
+        """
 
     def call(
         self,

@@ -26,6 +26,7 @@ class InlineExecutor:
     isolates = False
 
     def __init__(self, work: Work) -> None:
+        """Makes no worker yet."""
         self._work = work
         self._aggregator: InlineAggregator
         self._answers: list[Future[Any]] = []
@@ -68,6 +69,7 @@ class InlineExecutor:
         """Does nothing: a worker is no separate process."""
 
     def nodes(self) -> Cluster:
+        """Returns a cluster of one node, which has room for one trainer."""
         return Cluster((_NODE,))
 
 

@@ -20,6 +20,7 @@ class OccasionalLines:
     """Reports lines about progress, one every few seconds; all others are dropped."""
 
     def __init__(self, report: Tell) -> None:
+        """Reports the first line after _LINE_SECONDS."""
         self._report = report
         self._last = time.monotonic()
 
@@ -177,6 +178,7 @@ class Speed:
     """Trials per second and remaining seconds, by the packs that have ended."""
 
     def __init__(self) -> None:
+        """Begins without a snapshot."""
         # Seconds of a clock, and the trials that had ended then. The first is the training's start.
         self._ends: list[tuple[float, int]] = []
 

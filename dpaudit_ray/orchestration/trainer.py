@@ -261,7 +261,7 @@ class PackTrainer:
         return audit.bits(self._brief.seed, *pack.bounds), noise_seed
 
     def _parts(self, index: int) -> tuple[Arrays, ...]:
-        """Returns all parts of an audit's preparation."""
+        """Returns all parts of an audit's preparation; () if it has no preparation."""
         if not self._brief.audits[index].preparation:
             return ()
         if not self._loaded_parts or self._loaded_parts[0] != index:

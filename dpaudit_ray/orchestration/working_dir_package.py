@@ -48,6 +48,7 @@ class Unsent:
     size: int  # bytes
 
     def __str__(self) -> str:
+        """Returns path and size, for messages."""
         if self.files == 1:
             return f"{self.path} ({self.size:,} bytes)"
         return f"{self.path}/ ({self.files:,} files, {self.size:,} bytes)"
