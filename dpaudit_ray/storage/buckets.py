@@ -71,6 +71,7 @@ class LastingError(OSError):
         remedy: str,
         renewable: bool = False,
     ) -> None:
+        """Takes the problem in words, and the attributes."""
         super().__init__(problem)
         self.remedy = remedy
         self.renewable = renewable

@@ -52,7 +52,13 @@ class Lease:
         owner: str,
         previous_owner: str | None,
     ) -> None:
-        """Makes a lease that is not stored yet: `held` stores and renews it."""
+        """Makes a lease that is not stored yet: `held` stores and renews it.
+
+        Args:
+            run: the run directory.
+            owner: token of this driver.
+            previous_owner: token of the driver whose stale lease is taken over; None without one.
+        """
         self.owner = owner
         self.previous_owner = previous_owner
         self.run = run.owned_by(owner)

@@ -119,7 +119,16 @@ class Place:
         patience: Patience = _ONCE,
         owner: str | None = None,
     ) -> None:
-        """Makes the client, without a request. Raises RunDirectoryError for a bad address."""
+        """Makes the client, without a request.
+
+        Args:
+            location: a folder or an address.
+            patience: how long each access is repeated.
+            owner: token of the driver that writes; None: files are written without a lease.
+
+        Raises:
+            RunDirectoryError: the address is not valid.
+        """
         self._patience = patience
         self.owner = owner
         try:
@@ -386,7 +395,13 @@ class Place:
         remedy: str = RESTORE,
         error_class: type[RunDirectoryError] = RunDirectoryError,
     ) -> Iterator[None]:
-        """Turns errors about the content of a file into an error with its name and the remedy."""
+        """Turns errors about the content of a file into an error with its name.
+
+        Args:
+            name: path of the file.
+            remedy: what the user can do.
+            error_class: class of the error that is raised instead.
+        """
         try:
             yield
         except (OSError, ValueError, pa.ArrowException) as error:
@@ -400,7 +415,16 @@ class Place:
         content: bytes,
         write_guard: WriteGuard | None = None,
     ) -> None:
-        """Replaces a file, with as many attempts as patience allows. Raises StorageError."""
+        """Replaces a file, with as many attempts as patience allows.
+
+        Args:
+            name: path of the file.
+            content: content of the file.
+            write_guard: entered while the file becomes visible; by default the owner's guard.
+
+        Raises:
+            StorageError: the file is not written.
+        """
         self._write_with(name, self._folder.write, name, content, write_guard)
 
     def _write_with(

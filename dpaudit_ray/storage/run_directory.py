@@ -50,7 +50,16 @@ class RunDirectory(ScoreFiles):
         return f"{self.location}/missed/{audit}/"
 
     def write_part(self, preparation: str, part: int, arrays: Arrays) -> None:
-        """Stores a part of a preparation once; StorageError if other arrays are stored."""
+        """Stores a part of a preparation once.
+
+        Args:
+            preparation: id of the preparation.
+            part: number of the part.
+            arrays: the part's arrays by name.
+
+        Raises:
+            StorageError: other arrays are stored as this part.
+        """
         name = part_file(preparation, part)
         self._create(
             name,
@@ -125,7 +134,13 @@ class RunDirectory(ScoreFiles):
 
 
 def checkpoint_file(audit: str, pack: Bounds, step: int) -> str:
-    """Returns the path of the state from which the training of a pack resumes after `step`."""
+    """Returns the path of the state from which the training of a pack resumes.
+
+    Args:
+        audit: id of the pack's audit.
+        pack: first and last trial of the pack.
+        step: the last step before the state was saved.
+    """
     return f"checkpoints/{audit}/{pack[0]}-{pack[1]}-{step}.parquet"
 
 

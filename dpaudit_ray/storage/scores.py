@@ -101,6 +101,7 @@ class PackScores:
 
     @property
     def last(self) -> int:
+        """The last of the trials."""
         return self.first + len(self.members) - 1
 
     @property

@@ -57,7 +57,13 @@ def content(path: str, most: int) -> bytes:
 
 
 def require_at_most(number: int, most: int, what: str = "bytes") -> None:
-    """Raises StrangeFileError if `number` of a file, in units of `what`, is above `most`."""
+    """Raises StrangeFileError if a file has more of something than it may have.
+
+    Args:
+        number: how many it has.
+        most: how many it may have.
+        what: what is counted, in the plural.
+    """
     if number > most:
         raise StrangeFileError(f"it has {number:,} {what}, more than the {most:,} that it may have")
 
