@@ -60,6 +60,7 @@ class DpauditError(Exception):
         *args: object,
         details: tuple[str, ...] = (),
     ) -> None:
+        """Takes the message, and lines that are printed below it."""
         super().__init__(*args)
         self.details = details
 
@@ -83,6 +84,7 @@ class SpecError(DpauditError):
     meant: str | None = None
 
     def __init__(self, key: str, problem: str) -> None:
+        """Takes the key, which may be "", and the rest of the message."""
         super().__init__(key, problem)
         self.key = key
         self.problem = problem
@@ -135,6 +137,7 @@ class Mistakes:
     """Collects all mistakes of a sweep, to report them together."""
 
     def __init__(self) -> None:
+        """Begins without a mistake."""
         self.errors: list[SpecError] = []
 
     @contextlib.contextmanager

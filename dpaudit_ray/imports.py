@@ -304,7 +304,13 @@ def _callable(path: str, key: str) -> Callable[..., Any]:
 
 
 def _require_own_code(function: Any, path: str, key: str) -> None:
-    """Raises SpecError under `key` if installed code defines the function."""
+    """Raises SpecError if installed code defines a function.
+
+    Args:
+        function: the function.
+        path: its path in the sweep file; objects that callers passed are accepted.
+        key: key of the path in the sweep file, for the error.
+    """
     if not path.startswith(f"{_LENT}:") and not _is_users_function(function):
         raise SpecError(key, f"{path} is installed code; call it from a function of your own")
 

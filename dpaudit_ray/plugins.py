@@ -170,7 +170,16 @@ def validated(
     raw: Any,
     key: str,
 ) -> S:
-    """Returns `raw` as a `model`. Raises SpecError under `key` if it is not valid."""
+    """Returns options as an object of a model.
+
+    Args:
+        model: class of the object.
+        raw: the options as plain data.
+        key: key of the options in the sweep file, for errors; may be "".
+
+    Raises:
+        SpecError: the options are not valid.
+    """
     try:
         return model.model_validate(raw)
     except ValidationError as error:

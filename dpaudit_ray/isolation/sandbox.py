@@ -163,7 +163,14 @@ class Sandbox:
         return Ended(**answer, output=printed.text, seconds=seconds)
 
     def _running_server(self) -> tuple[subprocess.Popen[bytes], Connection, IO[bytes]]:
-        """Returns guardian, connection and output of the fork server; starts it if needed."""
+        """Returns the fork server, which is started if it does not run.
+
+        Returns:
+            Its guardian, the connection to it, and what calls print.
+
+        Raises:
+            ClusterError: it cannot be started.
+        """
         if self._server:
             guardian, connection, _ = self._server
             # A connection that is readable between calls is closed: the server has died.
@@ -262,6 +269,7 @@ class _Printed:
     """The beginning and the end of a call's output."""
 
     def __init__(self, source: int) -> None:
+        """Reads nothing yet."""
         self.source = source  # a descriptor that is read without waiting
         self._content = b""
         self._omitted = 0  # bytes between head and tail

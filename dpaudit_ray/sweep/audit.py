@@ -134,11 +134,13 @@ class AuditSpec(Strict):
     @field_validator("estimators", mode="before")
     @classmethod
     def _parse_estimators(cls, raw: Any) -> Any:
+        """Parses a list; pydantic refuses anything else."""
         return _parsed(raw, EstimatorSpec.parse, "estimators") if isinstance(raw, list) else raw
 
     @field_validator("accountants")
     @classmethod
     def _check_accountants(cls, names: list[str]) -> list[str]:
+        """Refuses unknown names, and repeated ones."""
         return _parsed(names, _checked_accountant, "accountants")
 
     @model_validator(mode="after")
