@@ -308,6 +308,7 @@ def connected(address: str | None) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray ends a driver whose head is gone after a minute, with an exit code that means a violation.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
+    # In every version of Ray, actors without a GPU keep CUDA_VISIBLE_DEVICES as it is.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
 

@@ -53,25 +53,25 @@ def machine(modules: Iterable[str], gpu: bool = False) -> Code:
     return Code(digests, installed_versions(), device(gpu))
 
 
-def first_difference(code: Code, machine: Code) -> str | None:
+def first_difference(driver_code: Code, machine_code: Code) -> str | None:
     """Returns the first difference of a machine from the driver's code, in words.
 
     A module that the machine lacks does not count.
 
     Args:
-        code: the driver's code.
-        machine: the code of another machine.
+        driver_code: the driver's code.
+        machine_code: the code of another machine.
 
     Returns:
         The difference; None if there is no difference.
     """
     for name in ("dpaudit", "torch", "numba"):
-        expected = code.versions.get(name)
-        version = machine.versions.get(name)
+        expected = driver_code.versions.get(name)
+        version = machine_code.versions.get(name)
         if expected is not None and version != expected:
             return f"it has {name} {version}, the driver {expected}"
-    for name, digest in machine.modules.items():
-        expected = code.modules.get(name)
+    for name, digest in machine_code.modules.items():
+        expected = driver_code.modules.get(name)
         if digest != expected:
             return f"{name} has {_short(digest)} there, {_short(expected)} where the driver runs"
     return None
