@@ -36,10 +36,11 @@ _LARGEST_FIT = 1_000_000
 # Runs for each pair of inputs: a tenth of the trials at most. Where ε is small, fewer rank pairs by
 # luck: at ε = 0.09 a run tells 0.0003 nats, which 20,000 runs measure to 0.0005.
 _LARGEST_SEARCH = 400_000
-# Runs that are drawn to learn from the surest, for each trial: with a known number of trials, and
-# within a budget. Audits of no more than _LARGEST_FIT trials draw none.
-_ZOOMED = 1.5
-_ZOOMED_WITHIN_BUDGET = 0.25
+# Runs, for each trial, that are drawn to learn again from those of which the adversary is surest:
+# with a known number of trials, and within a budget. Audits of no more than _LARGEST_FIT trials
+# draw no such runs.
+_DRAWN_PER_TRIAL = 1.5
+_DRAWN_PER_TRIAL_IN_BUDGET = 0.25
 _RARE_EVENTS = 100  # runs of a search in which events as rare as δ occur
 _FITTED_PER_SECOND = 5000  # runs to learn from, for each second of the budget
 _DEEPEST = 4  # functions that call each other, whose values count
@@ -99,19 +100,19 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
     }
     settings = dict(adversary)
     largest_fit = _LARGEST_FIT
-    zoomed = _ZOOMED
+    drawn_per_trial = _DRAWN_PER_TRIAL
     if trials is None:
         seconds = _seconds(budget)
         trials = _affordable(release, mechanism, seconds)
         largest_fit = min(largest_fit, int(seconds * _FITTED_PER_SECOND))
-        zoomed = _ZOOMED_WITHIN_BUDGET
+        drawn_per_trial = _DRAWN_PER_TRIAL_IN_BUDGET
     if delta is None:
         delta = getattr(promised, "delta", None)
     if delta is None:
         is_pure = np.isfinite(promised.epsilon_at(0.0))
         delta = 0.0 if is_pure else _DEFAULT_DELTA
     if settings["name"] == "learned":
-        for option, value in _learning(trials, delta, largest_fit, zoomed).items():
+        for option, value in _learner_options(trials, delta, largest_fit, drawn_per_trial).items():
             settings.setdefault(option, value)
     sweep = {
         "seed": seed,
@@ -119,20 +120,22 @@ def audit(  # noqa: PLR0913 (one call does it all; rare arguments go by name)
         "adversary": settings,
         "audit": {"trials": trials, "delta": delta, "confidence": confidence},
     }
-    function = re.sub(r"[^A-Za-z0-9_]+", "-", getattr(release, "__name__", ""))[:_LONGEST_NAME]
-    function = function.strip("-_") or "release"
-    named_sweep = {"name": f"{function}-{digest(sweep)[:8]}", **sweep}
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", getattr(release, "__name__", ""))[:_LONGEST_NAME]
+    name = name.strip("-_") or "release"
+    named_sweep = {"name": f"{name}-{digest(sweep)[:8]}", **sweep}
     return run(named_sweep, storage_path, executor="inline")
 
 
-def _learning(trials: int, delta: float, largest_fit: int, zoomed: float) -> dict[str, int]:
+def _learner_options(
+    trials: int, delta: float, largest_fit: int, drawn_per_trial: float
+) -> dict[str, int]:
     """Returns options of the learned adversary that suit the number of trials.
 
     Args:
         trials: number of trials of the audit.
         delta: δ of claim and bound.
         largest_fit: most runs to learn from.
-        zoomed: runs that are drawn to learn from the surest, for each trial.
+        drawn_per_trial: runs, for each trial, that are drawn to learn again from the surest.
     """
     fit = min(largest_fit, trials, max(_FIT, trials // 10))
     search = min(trials // 10, _LARGEST_SEARCH)
@@ -140,7 +143,8 @@ def _learning(trials: int, delta: float, largest_fit: int, zoomed: float) -> dic
         search = max(search, int(min(_RARE_EVENTS / delta, _FIT / 2, trials)))
     options = {"fit": max(fit, 100), "search": max(search, 100)}
     if trials > _LARGEST_FIT:
-        most_drawn = max(zoomed * trials, CLOSER_RUNS)
+        most_drawn = max(drawn_per_trial * trials, CLOSER_RUNS)
+        # Each round of learning again takes CLOSER times as many runs as the one before.
         options["zoom"] = int(math.log(most_drawn / CLOSER_RUNS, CLOSER))
     return options
 
@@ -158,12 +162,12 @@ def _version(value: Any, depth: int = 0) -> str:
     parts = []
     if inspect.isfunction(value) and depth < _DEEPEST:
         outside = inspect.getclosurevars(value)
-        read = {**outside.globals, **outside.nonlocals, **(value.__kwdefaults__ or {})}
-        for name, item in [*sorted(read.items()), ("defaults", value.__defaults__)]:
+        outside_values = {**outside.globals, **outside.nonlocals, **(value.__kwdefaults__ or {})}
+        for name, item in [*sorted(outside_values.items()), ("defaults", value.__defaults__)]:
             parts.append(f"{name} {_version(item, depth + 1)}")
         try:
             parts.append(inspect.getsource(value))
-        except OSError:  # typed at a prompt: it has no source
+        except OSError:  # a function that was typed at a prompt has no source
             parts += [value.__code__.co_code.hex(), repr(value.__code__.co_consts)]
     elif inspect.ismodule(value):
         parts.append(value.__name__)
