@@ -1,10 +1,10 @@
 """The step test, every step a trial, and the run test: bits, scores, and the test of the claim.
 
-A step-trial is one release with a canary in it or not, by a fair random bit. Given all steps
+A step trial is one release with a canary in it or not, by a fair random bit. Given all steps
 before, a release with the accounted noise multiplier σ is μ-Gaussian differentially private with
-μ = 1/σ with regard to that bit. So the scores of one run after another are trials of one claim.
-`stats.claim_verdict` holds its level for them, as it bets by earlier trials alone. In a run-trial
-the canary is drawn into each step of the run at the accounted rate, or never, by such a bit.
+μ = 1/σ with regard to that bit. So the steps of one run after another are trials of one claim, and
+`stats.claim_verdict` holds its level for them, as it bets by earlier trials alone. In a run trial,
+by such a bit, the canary is sampled into each step of the run at the accounted rate, or never.
 """
 
 import dataclasses
@@ -25,9 +25,10 @@ from .script_findings import ALPHA, Judgement, Measured
 
 ALTERNATIVE = 0.7  # times the accounted noise: less noise that should have been found
 POWER = 0.8  # probability that trials find ALTERNATIVE
-_LARGEST_EPSILON = 50.0  # runs show nothing of a larger ε
+_LARGEST_EPSILON = 50.0  # a larger ε cannot be tested by runs
 _AUDITS = 25  # audits that are simulated to estimate power
 _SIZES = tuple(round(100 * 1.5**k) for k in range(14))  # numbers of trials, 100 to 19 462
+NAMES = {1: "every step a trial", 2: "runs"}  # of the tests in reports, by layer
 
 
 @dataclasses.dataclass
@@ -83,7 +84,7 @@ class CanaryTrials:
         """
         level = ALPHA[self.layer]
         if self.noise is not None:
-            # The least noise that is refuted: one step with noise σ is 1/σ-GDP.
+            # The least noise multiplier that is refuted. One step with noise σ is 1/σ-GDP.
             least = self.test.effective_noise(lambda s: curves.gaussian(1 / s), self.noise, level)
             bound = 0.0 if least is None else float(gdp.epsilon(1 / least, delta))
             claimed = float(gdp.epsilon(1 / self.noise, delta))
@@ -100,9 +101,15 @@ class CanaryTrials:
         return Measured(2, "whole run", bound, claimed, delta, "nothing")
 
     def judge(self, needed: int | None) -> Judgement:
-        """Judges the trials; `needed` trials would find noise of 0.7 times the accounted noise."""
+        """Judges the trials.
+
+        Args:
+            needed: number of trials that would find ALTERNATIVE times the accounted noise, or that
+                a test of runs needs; None if the trials cannot show as much.
+        """
         self.test.look(now=True)
-        name, unit = {1: ("every step a trial", "steps"), 2: ("runs", "runs")}[self.layer]
+        unit = {1: "steps", 2: "runs"}[self.layer]
+        name = NAMES[self.layer]
         judgement = Judgement(self.layer, name)
         after = self.refuted
         if after is not None:
@@ -119,9 +126,10 @@ class CanaryTrials:
             return judgement.miss("no time for a run")
         summary = f"{self.count} {unit}, {self.members} with the canary: no evidence against "
         summary += self.claim
-        if needed is not None and self.count < needed:
+        is_complete = needed is not None and self.count >= needed
+        if needed is not None and not is_complete:
             summary += f"; {needed} would detect {ALTERNATIVE:g} times the noise"
-        return judgement.observe(summary, complete=needed is not None and self.count >= needed)
+        return judgement.observe(summary, complete=is_complete)
 
 
 def step_trials(noise: float, planned: int) -> CanaryTrials:
@@ -137,7 +145,8 @@ def run_trials(claims: Sequence[Claim], planned: int) -> CanaryTrials | None:
     if not points:
         return None
     epsilons, deltas = (np.array(values) for values in zip(*sorted(points), strict=True))
-    quoted = points[-4:-3] or points[-1:]  # δ fall; the fourth smallest is about 1e-5
+    # The curve begins with the largest δ. The fourth smallest is about 1e-5.
+    quoted = points[-4:-3] or points[-1:]
     texts = [f"ε = {epsilon:.3g} at δ = {plain(delta, '.2g')}" for epsilon, delta in quoted]
     return CanaryTrials(2, planned, Curve(epsilons, deltas), ", ".join(texts))
 
@@ -161,12 +170,18 @@ def run_score(trials: Sequence[Trial]) -> float:
 
 @functools.cache
 def steps_needed(noise: float) -> int | None:
-    """Returns how many step trials find 0.7 of this noise with `POWER`; None beyond 20,000."""
+    """Returns how many step trials find ALTERNATIVE times this noise with POWER; None for no size.
+
+    Sizes up to 20,000 are tried.
+    """
     return next((size for size in _SIZES if _finds_alternative(noise, size)), None)
 
 
 def _finds_alternative(noise: float, size: int) -> bool:
-    """Returns whether `size` step trials find 0.7 of the noise in enough simulated audits."""
+    """Returns whether `size` step trials find ALTERNATIVE times the noise in simulated audits.
+
+    They must find it in a share of POWER of the audits.
+    """
     rng = np.random.default_rng(7)
     missed = 0
     for _ in range(_AUDITS):
@@ -182,11 +197,12 @@ def _finds_alternative(noise: float, size: int) -> bool:
 
 
 def runs_needed(claim: Curve) -> int:
-    """Returns after how many runs perfect guesses refute a claim: fewer show nothing."""
+    """Returns after how many runs perfect guesses refute a claim; fewer runs cannot refute it."""
     odds = np.exp(-claim.epsilons)
     # The largest share of correct guesses that the claim allows.
     most = float(np.min((1 + claim.deltas * odds) / (1 + odds)))
-    if most >= 1:
+    if most >= 1:  # no number of runs refutes it
         return 10**9
-    # Perfect guesses of n coins have a chance of most^n under the claim.
+    # Perfect guesses of n coins have a probability of most^n under the claim. The test needs 1.6
+    # times as many as for a probability of ALPHA.
     return math.ceil(1.6 * math.log(1 / ALPHA[2]) / -math.log(most))

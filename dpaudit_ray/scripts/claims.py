@@ -18,11 +18,11 @@ _COMPOSED_HERE = "pld"  # name of the claim of a loop without Opacus
 Counts = collections.Counter[tuple[float, float]]  # steps by noise multiplier and sampling rate
 
 
-def events_of(result: RunResult) -> list[tuple[float, float, int]]:
+def events_of(result: RunResult) -> History:
     """Returns (σ, q, steps) of all accountants whose claim is the script's."""
-    events: list[tuple[float, float, int]] = []
+    events: History = ()
     for claim in result.claims:
-        events.extend(claim.history)
+        events += claim.history
     return events
 
 
@@ -46,21 +46,21 @@ def accounted_steps(result: RunResult) -> int:
     return count
 
 
-def groups_of(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
-    """Returns claims with a history, by the group of data that they are about."""
+def groups_of(claims: Sequence[Claim]) -> list[list[Claim]]:
+    """Groups the claims with a history: those of a group are about the same records."""
     groups: dict[int, list[Claim]] = {}
     for claim in claims:
         if claim.history:
             groups.setdefault(claim.data, []).append(claim)
-    return groups
+    return list(groups.values())
 
 
 def steps_on_same_records(claims: Sequence[Claim]) -> History:
     """Returns the steps of claims on the same records, each step once.
 
-    The part of a history that was loaded repeats steps of earlier engines of this process, which
-    are counted with their engines, and steps of an earlier process. Several claims may load the
-    same steps of an earlier process, so of these the largest count of any claim is taken, no sum.
+    The loaded part of a history repeats steps of earlier engines of this process, which are counted
+    with their engines, and steps of an earlier process. Several claims may load the same steps of
+    an earlier process, so these are not added up: the largest count in any claim is taken.
 
     Args:
         claims: the claims, in the order in which their engines were made.
@@ -108,6 +108,7 @@ def _bundled(history: History) -> History:
     for noise, rate, steps in by_noise[_MOST_KINDS // 2 :]:
         by_rate.setdefault(rate, []).append((noise, steps))
     for rate, kinds in by_rate.items():
+        # So many kinds to a bundle that all rates together have _MOST_KINDS / 2 bundles.
         size = math.ceil(2 * len(kinds) * len(by_rate) / _MOST_KINDS)
         for start in range(0, len(kinds), size):
             bundle = kinds[start : start + size]
@@ -119,8 +120,8 @@ def _bundled(history: History) -> History:
 
 def composed(result: RunResult, delta: float) -> float:
     """Returns ε at δ of the records with the most steps; NaN if nothing was accounted."""
-    groups = groups_of(result.claims)
-    epsilons = [composed_epsilon(steps_on_same_records(g), delta) for g in groups.values()]
+    steps_by_group = map(steps_on_same_records, groups_of(result.claims))
+    epsilons = [composed_epsilon(steps, delta) for steps in steps_by_group]
     return max(epsilons, default=math.nan)
 
 
@@ -130,7 +131,7 @@ def stated(result: RunResult, delta: float) -> float:
     If none of the accountants of the same records has all their steps, these are composed.
     """
     epsilons = []
-    for claims in groups_of(result.claims).values():
+    for claims in groups_of(result.claims):
         epsilon = _stated_by_one(claims, delta)
         if epsilon is None:
             epsilon = composed_epsilon(steps_on_same_records(claims), delta)
@@ -146,14 +147,13 @@ def stated_curve(claims: Sequence[Claim]) -> list[tuple[float, float]]:
     groups = groups_of(claims)
     if not groups:
         return []
-    most = max(len(group) for group in groups.values())
-    deltas = next(iter(groups.values()))[0].deltas
+    largest_group = max(map(len, groups))
     points = []
-    for index, delta in enumerate(deltas):
+    for index, delta in enumerate(groups[0][0].deltas):  # all claims have the same δ
         sums = []
-        for group in groups.values():
+        for group in groups:
             sums.append(sum(_stated_at(claim, index) for claim in group))
-        points.append((max(sums), min(1.0, most * delta)))
+        points.append((max(sums), min(1.0, largest_group * delta)))
     return points
 
 
@@ -171,11 +171,12 @@ def _stated_at(claim: Claim, index: int) -> float:
 def _stated_by_one(claims: Sequence[Claim], delta: float) -> float | None:
     """Returns ε at δ by the last accountant that has all steps of these claims.
 
-    None if no accountant has all of them, or if it states no ε.
-
     Args:
         claims: claims about the same records.
         delta: δ of the claim.
+
+    Returns:
+        The ε; None if no accountant has all the steps, or if that accountant states none.
     """
     all_steps = _counts(steps_on_same_records(claims))
     for claim in reversed(claims):
@@ -185,11 +186,11 @@ def _stated_by_one(claims: Sequence[Claim], delta: float) -> float | None:
 
 
 def stated_by(result: RunResult, delta: float) -> str:
-    """Returns in words by whom, or from what, the ε of `stated` is."""
+    """Returns in words who states the ε of `stated`, or from what it is composed."""
     names = "+".join(dict.fromkeys(claim.name for claim in result.claims)) or "none"
     if names == _COMPOSED_HERE:
         return "from the noise and rates that the script states"
-    for claims in groups_of(result.claims).values():
+    for claims in groups_of(result.claims):
         if _stated_by_one(claims, delta) is None:
             return (
                 "from the steps of all engines" if len(claims) > 1 else "from the accounted steps"

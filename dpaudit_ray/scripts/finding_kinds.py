@@ -42,17 +42,19 @@ class FindingKind:
     fix: str = ""
 
 
+# Short names, and texts of several kinds, for the table below.
 _V = Weight.VIOLATION
 _W = Weight.WARNING
 _N = Weight.NOTE
 _POISSON = "each record sampled independently at a rate of {rate:.3g} (Poisson), as accounted"
 _SAMPLE = "sample by poisson_sampling=True, or account without amplification"
-_PUBLIC = "keep it if it uses only public data and private releases"
+
 _PINNED = "{names}, which changed with another record although all releases were the same"
 _WITHOUT_NOISE = "no training on these records without noise"
 _SPENT = "{composed:.3g} spent: the noise was chosen for fewer steps, or for a lower rate"
 _UNPREDICTABLE = "noise that no one can recompute"
 
+# By a name that checks use. A row has the fields of `FindingKind`, in their order.
 # fmt: off
 KINDS: dict[str, FindingKind] = {
     "no noise": FindingKind(
@@ -186,7 +188,8 @@ KINDS: dict[str, FindingKind] = {
         "fix rates and epochs in advance, or choose by public records"),
     "outside": FindingKind(
         "DPA028", "other optimizer", "updates", _W,
-        "private updates only", "updates {what}", _PUBLIC),
+        "private updates only", "updates {what}",
+        "keep it if it uses only public data and private releases"),
     "beside": FindingKind(
         "DPA029", "network trained without noise", "records elsewhere", _W,
         _WITHOUT_NOISE,
@@ -398,7 +401,7 @@ KINDS: dict[str, FindingKind] = {
 
 
 def parse_reasons(texts: list[str]) -> dict[str, str]:
-    """Returns reasons by code of `DPA044=reason` texts. Raises SpecError for anything else."""
+    """Parses texts as DPA044=reason; returns reasons by code. Raises SpecError for other texts."""
     codes = {kind.code for kind in KINDS.values()}
     for text in texts:
         if not re.fullmatch(r"DPA\d{3}=.*\S.*", text):

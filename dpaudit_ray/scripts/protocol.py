@@ -31,6 +31,8 @@ Leftover = Literal[
     "statistics",  # it is a mean, deviation or extreme of the records
     "tensors",  # it is neither a private parameter nor what some network had before
 ]
+Texts = tuple[str, ...]
+Integers = tuple[int, ...]
 History = tuple[tuple[float, float, int], ...]  # (σ, q, steps), as accountants of Opacus have it
 
 
@@ -61,8 +63,8 @@ class RunRequest:
         arrays: digests of arrays of which rows are changed where they appear. The run then ends
             where training becomes private.
         targets: indices of the changed rows; empty if rows with the extremes of columns change.
-        sources: indices of the rows whose values the targets get; empty if all of them get those
-            of the row in the middle.
+        sources: indices of the rows whose values the targets get; empty if all targets get the
+            values of the row in the middle.
     """
 
     seed: int
@@ -84,27 +86,40 @@ class RunRequest:
         "followed",
     ] = ""
     record: int | None = None
-    tables: tuple[str, ...] = ()
+    tables: Texts = ()
     answers: dict[str, float] = field(default_factory=dict)
     follows: bool = False
-    arrays: tuple[str, ...] = ()
-    targets: tuple[int, ...] = ()
-    sources: tuple[int, ...] = ()
+    arrays: Texts = ()
+    targets: Integers = ()
+    sources: Integers = ()
 
     def is_about(self, draw: Any) -> bool:
-        """Returns whether a pinned run changes something of the step that has this draw."""
-        if self.record is None:
+        """Returns whether a pinned run changes something in the step that has these records.
+
+        Args:
+            draw: indices of the step's records.
+        """
+        if self.record is None:  # the run changes a record of each batch
             return self.pinned != "unchanged"
         return self.record in draw
 
     def derived(self, *label: str | int) -> int:
-        """Returns a seed of 63 bits, a function of the run's seed and of the label's texts."""
+        """Derives a seed of 63 bits from the run's seed and a label.
+
+        Args:
+            label: texts and numbers that name the purpose of the seed.
+        """
         name = "\x1f".join(map(str, ("script", self.seed, *label)))
         digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
         return int.from_bytes(digest, "big") % 2**63
 
     def coin(self, chance: float, *label: str | int) -> bool:
-        """Returns True with this chance; a label always has the same answer."""
+        """Throws a biased coin, which always falls the same way for the same run and label.
+
+        Args:
+            chance: probability of True.
+            label: texts and numbers that name what the coin decides.
+        """
         return random.Random(self.derived("coin", *label)).random() < chance
 
 
@@ -142,7 +157,8 @@ class Made(Entry):
 
 # Changes of one example, in words. A record without a gradient should move no release.
 EMPTY = "a record without a gradient"
-# It may be longer than records of the data can be. The factor of its values follows.
+# Begins the words for a record whose values are multiplied, so that it may be longer than any
+# record of the data can be. The factor follows.
 WILD = "a record with values"
 
 
@@ -183,7 +199,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class LawDistance:
-    """Kolmogorov distance of standardised noise from the normal law, by `numbers` of its values."""
+    """Kolmogorov distance of standardised noise from the normal law, over `numbers` numbers."""
 
     distance: float
     numbers: int
@@ -206,17 +222,18 @@ class StepInspection(Entry):
         draws: how many times the noise was drawn.
         squares: squared distance of the draws from their mean.
         shifts: how far changes of one example moved the release.
-        without_noise: indices of tensors with numbers that a record moves and no draw does.
+        without_noise: indices of tensors in which some number changes with a record, but is the
+            same in all draws of the noise.
         correlations: the most striking correlations of noise vectors.
         law: distance of the noise from the normal law; None if it is not known.
         counts: the last number of the release is a count that sets the clipping bound.
-        has_gaps: numbers of releases are zero in some draws, and not in others.
+        has_gaps: some numbers of a release are zero in many draws, and not in others.
     """
 
     step: int
     optimizer: int
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
+    names: Texts
+    sizes: Integers
     norms: tuple[float, ...]
     noise: float | None = None
     bound: float | None = None
@@ -225,7 +242,7 @@ class StepInspection(Entry):
     draws: int = 0
     squares: tuple[float, ...] = ()
     shifts: tuple[Shift, ...] = ()
-    without_noise: tuple[int, ...] = ()
+    without_noise: Integers = ()
     correlations: tuple[Correlation, ...] = ()
     law: LawDistance | None = None
     counts: bool = False
@@ -265,7 +282,7 @@ class ForwardInspection(Entry):
     mixes: bool = False
     relative_change: float = 0.0
     time_first: bool = False
-    buffers: tuple[str, ...] = ()
+    buffers: Texts = ()
     inconclusive: str = ""
 
 
@@ -301,24 +318,33 @@ class CarriedSum(Entry):
     step: int
 
 
+Limit = Literal["sum", "noise", "draws", "again", "numbers", "bounded"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ArraysGiven(Entry):
-    """A custom loop gave arrays at a step: of its clipped "sum", or of its "noise".
+    """Something at a step of a custom loop that limits what can be checked.
 
-    Of other kinds the loop's function "draws" random numbers for each record, and not only for
-    noise; or a step has the generators of an earlier step "again"; or records are "numbers" of
-    rows, or seem "bounded" before the step.
+    Attributes:
+        kind: "sum": the clipped sum was passed as an array, so the audit cannot change records in
+            it. "noise": likewise the noise, which cannot be drawn again. "draws": random numbers
+            are drawn for each record, and not only for noise. "again": the generators are in a
+            state from which an earlier step drew its noise. "numbers": records are numbers of rows.
+            "bounded": records seem to have been shortened or cut before the step.
     """
 
-    kind: Literal["sum", "noise", "draws", "again", "numbers", "bounded"]
+    kind: Limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Participation(Entry):
     """Claim of correlated noise that a record takes part every `separation` steps.
 
-    `has_indices`: steps state the indices of their records. `record` is the index of a record that
-    breaks the claim, with two steps that it takes part in.
+    Attributes:
+        separation: number of steps from one in which a record takes part to the next.
+        has_indices: steps state the indices of their records.
+        record: index of a record that breaks the claim, with two steps that it takes part in;
+            None if no record is known to break it.
     """
 
     separation: int
@@ -348,10 +374,10 @@ class PinnedStep(Entry):
     """
 
     member: bool
-    release: tuple[str, ...]
+    release: Texts
     length: float = 0.0
     numbers: int = 0
-    update: tuple[str, ...] = ()
+    update: Texts = ()
     rows: tuple[float, ...] = ()
     rounding: float = 0.0
     state: str = ""
@@ -363,10 +389,14 @@ class PinnedStep(Entry):
 
 @dataclass(frozen=True)
 class Appeared:
-    """An array of the script: its digest where it appears, its rows, and the script's line.
+    """An array of the script, as it first appeared in the script's variables.
 
-    `event` is the number of lines and returns that were traced until then. `is_grown`: it is a
-    table that appeared before, and has got more columns.
+    Attributes:
+        digest: digest of its values at that time.
+        rows: number of its rows.
+        event: number of lines and returns of the script that were traced until then.
+        line: the script's line that made it.
+        is_grown: it is a table that appeared before, and now has more columns.
     """
 
     digest: str
@@ -389,11 +419,11 @@ class Prepared(Entry):
         settings: settings of training, as texts by their names.
         arrays: arrays that the script had until then.
         records: summary of each record. Its numbers are random combinations of all the record's
-            values. If records draw random numbers when they are read, all draw the same for their
-            summaries, but for the last number of each.
+            values. If a data set draws random numbers when a record is read, it draws the same
+            ones for all records; only for the last number of a summary they depend on the index.
     """
 
-    targets: tuple[int, ...] = ()
+    targets: Integers = ()
     settings: dict[str, str] = field(default_factory=dict)
     arrays: tuple[Appeared, ...] = ()
     records: tuple[Summary, ...] = ()
@@ -401,9 +431,13 @@ class Prepared(Entry):
 
 @dataclass(frozen=True)
 class Claim:
-    """Statement of one accountant: its history, and ε at each δ; None if it fails.
+    """Statement of one accountant: the steps that it counted, and ε at each δ.
 
     Attributes:
+        name: name of the accountant's mechanism.
+        history: the steps that it counted.
+        deltas: values of δ.
+        epsilons: its ε at each of them; None where it fails.
         data: number of the group of data that the accountant's engine trains on. Engines whose
             data share a record have the same number.
         loaded: the part of the history that was loaded from a checkpoint.
@@ -419,7 +453,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class AccountedStep:
-    """Noise multiplier and sampling rate that one release was accounted with."""
+    """Noise multiplier and sampling rate that one release was accounted with.
+
+    The release is step `step` of the optimizer or call site with the number `optimizer`.
+    """
 
     optimizer: int
     step: int
@@ -458,7 +495,7 @@ class Draws:
     """
 
     records: int
-    sizes: tuple[int, ...]
+    sizes: Integers
     rate: float | None = None
     window: int = 0
     windows: int = 0
@@ -497,13 +534,13 @@ class OutsideSteps:
     when: Literal["before", "after"]
     private: bool
     optimizer: str
-    names: tuple[str, ...]
+    names: Texts
     steps: int
 
 
 @dataclass(frozen=True)
 class StartedProcesses:
-    """Processes of a kind that the script started at a line, and that are not watched."""
+    """Number of processes of one kind that the script started at one line; none is watched."""
 
     process: str
     line: str
@@ -543,7 +580,7 @@ class RunResult:
         copies: records of the first batches that equal another record.
         lines: the script's line for each place that a finding names.
         leftovers: names of values that are returned or saved, by what they carry.
-        publishes_more: values are returned or saved that are no numbers of networks.
+        publishes_more: other values than the numbers of networks are returned or saved.
         inspecting: seconds that the watcher took.
         waited: seconds that the run waited for a processor.
         returned_nothing: the function returned None.
@@ -553,26 +590,26 @@ class RunResult:
     """
 
     made: int = 0
-    steps: tuple[int, ...] = ()
+    steps: Integers = ()
     claims: tuple[Claim, ...] = ()
     accounted: tuple[AccountedStep, ...] = ()
     reported: tuple[Report, ...] = ()
     answers: dict[str, float] = field(default_factory=dict)
     draws: tuple[Draws, ...] = ()
-    unused: tuple[int, ...] = ()
-    beside: tuple[int, ...] = ()
+    unused: Integers = ()
+    beside: Integers = ()
     uneven: tuple[UnevenStep, ...] = ()
-    pretrained: tuple[str, ...] = ()
-    other_networks: tuple[str, ...] = ()
+    pretrained: Texts = ()
+    other_networks: Texts = ()
     had_early_records: bool = False
-    tables: tuple[str, ...] = ()
+    tables: Texts = ()
     common_scale: str = ""
     has_norms: bool = False
-    initial_statistics: tuple[str, ...] = ()
+    initial_statistics: Texts = ()
     outside_steps: tuple[OutsideSteps, ...] = ()
     processes: tuple[StartedProcesses, ...] = ()
-    seeded: tuple[str, ...] = ()
-    noise_seeds: tuple[int, ...] = ()
+    seeded: Texts = ()
+    noise_seeds: Integers = ()
     published: tuple[tuple[str, str], ...] = ()
     chosen: int | None = None
     chosen_as: str = ""
@@ -596,6 +633,7 @@ class RunResult:
 
 Record = Sequence[Entry]
 E = TypeVar("E", bound=Entry)
+# Classes of entries by the name that their lines have under "entry".
 _KINDS: dict[str, type[Entry]] = {kind.__name__: kind for kind in Entry.__subclasses__()}
 
 
@@ -611,15 +649,15 @@ def entries_of(record: Record, kind: type[E]) -> list[E]:
 
 def decode_result(value: Any) -> RunResult:
     """Returns a result from the plain values of its JSON. Raises ValueError if they do not fit."""
-    result: RunResult = _validate(RunResult, value)
+    result: RunResult = _adapter(RunResult).validate_python(value)
     return result
 
 
 def read_record(file: Path) -> Record:
-    """Reads a record, without a last line that was cut off as the run was killed.
+    """Reads a record; leaves out a last line that is incomplete since the run was killed.
 
     Raises:
-        ValueError: the file is too large, or an entry has no known form.
+        ValueError: the file is too large, or an entry does not fit its class.
     """
     if not file.exists():
         return []
@@ -631,18 +669,15 @@ def read_record(file: Path) -> Record:
             fields = json.loads(line)
         except ValueError:
             break
-        entries.append(_validate(_KINDS[fields.pop("entry")], fields))
+        entry_class: Any = _KINDS[fields.pop("entry")]
+        entries.append(_adapter(entry_class).validate_python(fields))
     return entries
 
 
-def _validate(kind: Any, value: Any) -> Any:
-    """Returns plain values as a dataclass of this kind. Raises ValueError if they do not fit."""
-    return _adapter(kind).validate_python(value)
-
-
 @functools.cache
-def _adapter(kind: Any) -> Any:
+def _adapter(dataclass_type: Any) -> Any:
+    """Returns pydantic's adapter that makes a dataclass of plain values, or raises ValueError."""
     # The judge alone reads, in the tool's own environment; the watched process has no pydantic.
     import pydantic
 
-    return pydantic.TypeAdapter(kind)
+    return pydantic.TypeAdapter(dataclass_type)

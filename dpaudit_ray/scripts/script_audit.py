@@ -27,7 +27,7 @@ from ..report.verdict import Verdict
 from . import canary_trials, checks, claims, preparation, processor, script_runs
 from .canary_trials import CanaryTrials
 from .checks import Inspection, PinnedRun, PinnedRuns
-from .protocol import Made, Prepared, RunRequest, RunResult, Trial, entries_of
+from .protocol import Integers, Made, Prepared, RunRequest, RunResult, Trial, entries_of
 from .script_findings import LAYERS, AuditedCode, Finding, Judgement, ScriptVerdict
 from .script_runs import EndedRun, Runner, Target
 from .unchecked import unchecked_in
@@ -45,7 +45,7 @@ _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str) -> float:
-    """Returns the seconds of `90s`, `10min`, `1.5h` or `2d`. Raises SpecError for anything else."""
+    """Parses `90s`, `10min`, `1.5h` or `2d` as seconds. Raises SpecError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text.strip())
     seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
@@ -86,7 +86,7 @@ class Audit:
             target: the script.
             runner: runs the script; `verdict` closes the runner.
             options: limits and choices.
-            progress: is called with each phase and its progress, in words.
+            progress: function that is called with each phase and its progress, in words.
         """
         self._target = target
         self._runner = runner
@@ -95,9 +95,10 @@ class Audit:
         self._began = time.monotonic()
         self._runs = 0  # runs that have ended
         self._waited = 0.0  # seconds that ended runs waited for a processor
-        self._already_waited = processor.waited()  # seconds of this process before the audit
+        # Seconds that this process waited for a processor before the audit.
+        self._already_waited = processor.waited()
         self._output = ""  # last lines that a run printed
-        self._answers: dict[str, float] = {}  # ε of accountants, by a digest of the question
+        self._answers: dict[str, float] = {}  # ε by a digest of the question to an accountant
         self._judgement = Judgement()
         self._remedies: list[str] = []  # what a user can change for a conclusive verdict
         self._trials: dict[int, CanaryTrials] = {}  # trials by layer
@@ -113,17 +114,19 @@ class Audit:
         # would take ten times as long as one.
         with contextlib.closing(self._runner), threadpool_limits(1, "blas"):
             self._inspect()
-            for layer, run in {1: self._try_steps, 2: self._try_runs}.items():
+            for layer, run_test in {1: self._try_steps, 2: self._try_runs}.items():
                 if layer in self._options.layers and not self._violations:
-                    run()
+                    run_test()
             return self._sum_up()
 
     def _inspect(self) -> None:
         """Inspects one run, and compares it with other runs until there is a violation."""
         self._progress("inspecting one run")
         # Judging the run needs this module, whose import takes seconds: it is loaded meanwhile.
-        load = functools.partial(importlib.import_module, "opacus.accountants.analysis.rdp")
-        threading.Thread(target=load, daemon=True).start()
+        import_analysis = functools.partial(
+            importlib.import_module, "opacus.accountants.analysis.rdp"
+        )
+        threading.Thread(target=import_analysis, daemon=True).start()
         first = self._run_once("look", share=_INSPECTED_SHARE, inspects=True)
         target = self._target
         result = script_runs.require_usable(target, first, self._options.budget)
@@ -159,10 +162,10 @@ class Audit:
             )
 
     def _state_claim(self, promised: float | None, first: EndedRun) -> None:
-        """Sets ε of the claim, and who states it.
+        """Sets ε of the claim, who states it, and the ε that the accounted steps compose to.
 
         Args:
-            promised: ε that the user states, if any.
+            promised: ε that the user states; None if the script or its accountants are to state it.
             first: the inspected run. If it ended early, accountants counted too few steps.
         """
         is_cut = bool(checks.why_cut(first.record))
@@ -189,37 +192,39 @@ class Audit:
         return replace(inspection, reseeded=self._run_once("seeds", most_steps=1).result)
 
     def _with_pinned_runs(self, inspection: Inspection) -> Inspection:
-        """Adds runs with pinned releases, as many as are needed to explain a difference."""
+        """Adds runs with pinned releases, if releases can be pinned.
+
+        There are as many as are needed to find a difference and to explain it.
+        """
         result = inspection.result
         if not (inspection.uses_opacus or result.chosen is not None):
             return inspection
         self._progress("repeating the run with pinned releases")
-        runs: dict[str, PinnedRun] = {}
+        runs = {}
         missing = ""
         try:
-            self._compare_pinned(runs, inspection)
-        except ScriptError as error:
+            for name, run in self._pinned_runs(inspection):
+                runs[name] = run
+        except ScriptError as error:  # the runs before the error count
             missing = str(error)
         return replace(inspection, pinned=PinnedRuns(**runs, missing=missing))
 
-    def _compare_pinned(
-        self,
-        runs: dict[str, PinnedRun],
-        inspection: Inspection,
-    ) -> None:
+    def _pinned_runs(self, inspection: Inspection) -> Iterator[tuple[str, PinnedRun]]:
         """Runs the script with pinned releases: unchanged, with other noise, with other records.
 
-        Once a run with other records differs from the unchanged one, two more show whether other
-        noise in the same steps, or other random numbers, would explain the difference, and the
-        comparison ends.
+        Once a run with other records differs from the unchanged one, two more runs show whether
+        other noise in the same steps, or other random numbers, would explain the difference. Then
+        the comparison ends.
 
         Args:
-            runs: takes the runs by their names in `PinnedRuns`. If a run raises an error, it has
-                the runs before.
             inspection: inspection of the script, which decides which records are exchanged.
+
+        Yields:
+            Each run with its name in `PinnedRuns`. A later run of a name replaces an earlier one.
         """
-        unchanged = runs["unchanged"] = self._pinned_run("unchanged")
-        runs["other_noise"] = self._pinned_run("other_noise", unchanged.result.chosen)
+        unchanged = self._pinned_run("unchanged")
+        yield "unchanged", unchanged
+        yield "other_noise", self._pinned_run("other_noise", unchanged.result.chosen)
         # Index of the record that is exchanged, by the kind of the run; None for several.
         records = {"exchanged": unchanged.result.chosen}
         if inspection.uses_opacus:
@@ -229,46 +234,53 @@ class Audit:
         result = inspection.result
         if _publishes_more(result) or not has_bounds:
             records["halved"] = None  # every other record
-        # Records that are read before training is private are exchanged in the tables themselves.
-        uses_early = result.had_early_records or result.other_networks
-        tables = unchanged.result.tables if uses_early else ()
+        # Records that are used before training is private are exchanged in the tables themselves.
+        uses_records_early = result.had_early_records or result.other_networks
+        tables = unchanged.result.tables if uses_records_early else ()
         for kind, record in records.items():
             changed = self._pinned_run(kind, record, tables=tables)
-            # The unchanged run states why the record was chosen.
-            which = "every other record" if kind == "halved" else unchanged.record
-            runs[kind] = replace(changed, record=which)
+            # Only the unchanged run states why the record was chosen.
+            exchanged = "every other record" if kind == "halved" else unchanged.record
+            changed = replace(changed, record=exchanged)
+            yield kind, changed
             if checks.differences(unchanged, changed):
-                runs["exchanged"] = runs[kind]
-                runs["other_noise"] = self._pinned_run("other_noise", record)
-                runs["other_randomness"] = self._pinned_run("other_randomness", record)
+                yield "exchanged", changed
+                yield "other_noise", self._pinned_run("other_noise", record)
+                yield "other_randomness", self._pinned_run("other_randomness", record)
                 return
 
     def _with_preparation(self, inspection: Inspection) -> Inspection:
-        """Adds runs with changed rows, which end before training, if the records have arrays."""
+        """Adds runs with changed rows, which end before training, if records were summarised.
+
+        If the rows are private records, and more than parameters is published, one more run trains
+        with these rows changed, and pinned releases. Published values that differ are settings
+        which the rows decide.
+        """
         unchanged = inspection.pinned.unchanged if inspection.pinned else None
         if unchanged is None or unchanged.prepared is None or not unchanged.prepared.records:
             return inspection
         self._progress("repeating the preparation with other records")
-        result = preparation.follow(unchanged.prepared, self._prepare_with_changed_rows)
-        if result is not None and result.targets and _publishes_more(inspection.result):
+        runs = preparation.follow(unchanged.prepared, self._prepare_with_changed_rows)
+        if runs is not None and runs.targets and _publishes_more(inspection.result):
             with contextlib.suppress(ScriptError):  # the run may take too long
-                run = self._pinned_run("followed", arrays=result.arrays, targets=result.targets)
+                run = self._pinned_run("followed", arrays=runs.arrays, targets=runs.targets)
                 names = {item.name for item in checks.differences(unchanged, run)}
-                result = replace(result, settings_changed=tuple(sorted(names - {""})))
-        return replace(inspection, preparation=result)
+                # A difference in a step has no name.
+                runs = replace(runs, settings_changed=tuple(sorted(names - {""})))
+        return replace(inspection, preparation=runs)
 
     def _prepare_with_changed_rows(
         self,
         arrays: Sequence[str],
-        targets: tuple[int, ...],
-        sources: tuple[int, ...],
+        targets: Integers,
+        sources: Integers,
     ) -> Prepared | None:
-        """Returns the prepared records of a run that changes rows of arrays; None if the run fails.
+        """Runs the preparation with changed rows of arrays; returns its outcome, None if it fails.
 
         Args:
             arrays: digests of the arrays.
             targets: indices of the rows that change; empty for rows with the extremes of columns.
-            sources: indices of the rows whose values these get.
+            sources: indices of the rows whose values these get; empty for the row in the middle.
         """
         run = self._run_once(
             "pinned",
@@ -295,7 +307,7 @@ class Audit:
             fields: further fields of the request.
 
         Raises:
-            ScriptError: the run took too long, failed, or observed no draw of records.
+            ScriptError: the run took too long, failed, or chose no record to exchange.
         """
         run = self._run_once(
             "pinned",
@@ -314,7 +326,7 @@ class Audit:
         return PinnedRun.from_record(run.result, run.record)
 
     def _with_one_more_record(self, inspection: Inspection) -> Inspection:
-        """Adds the same run with an additional record, if the number of records is secret."""
+        """Adds a run with an additional record, up to its first step, if the number is secret."""
         if not self._options.secret_size:
             return inspection
         self._progress("repeating the first step with one more record")
@@ -329,18 +341,15 @@ class Audit:
         _MOST_EXTENDED times the budget.
         """
         budget = self._options.budget
+        # Up to `width` runs wait at the same time.
         waited = self._waited / self._runner.width + processor.waited() - self._already_waited
         extension = min(waited, (_MOST_EXTENDED - 1) * budget)
         return _SHARE_FOR_RUNS * budget + extension - (time.monotonic() - self._began)
 
     @property
     def _affordable_runs(self) -> int:
+        """Number of runs for which there is time."""
         return int(max(0.0, self._seconds_left) / self._seconds * self._runner.width)
-
-    @property
-    def _follows_preparation(self) -> bool:
-        """Whether the preparation of the records was checked."""
-        return any(look.name == "preparation" and look.applies for look in self._judgement.looks)
 
     @property
     def _violations(self) -> list[Finding]:
@@ -350,6 +359,7 @@ class Audit:
 
     def _run(self, requests: Iterator[RunRequest]) -> Iterator[EndedRun]:
         """Yields ended runs in the order of their requests, and counts them and their waits."""
+        # Seconds that a run may take beyond its time. On a busy machine it may wait as well.
         grace = max(_FEWEST_SECONDS, _GRACE_SHARE * self._options.budget)
         grace += (_slowdown() - 1) * self._seconds_left
         for run in self._runner.run(requests, Limits(grace, self._options.gib)):
@@ -359,7 +369,7 @@ class Audit:
             yield run
 
     def _run_once(self, *label: Any, **fields: Any) -> EndedRun:
-        """Runs the script once; arguments are those of `_request`."""
+        """Runs the script once; takes the arguments of `_request`."""
         (run,) = self._run(iter([self._request(*label, **fields)]))
         return run
 
@@ -377,7 +387,7 @@ class Audit:
 
     def _canary_runs(
         self,
-        layer: CanaryTrials,
+        trials: CanaryTrials,
         make_request: Callable[[int], RunRequest],
         most_runs: int,
         least_seconds: float,
@@ -385,29 +395,29 @@ class Audit:
         """Yields up to `most_runs` runs with canaries, while time remains and trials may decide.
 
         Args:
-            layer: the trials, which decide when there are enough.
+            trials: the layer's trials, to which the caller adds each run before it takes the next.
             make_request: makes the request of the run with this number.
             most_runs: number of runs at most.
             least_seconds: time that must remain for another run.
         """
-        phase = {1: "testing steps", 2: "testing whole runs"}[layer.layer]
+        phase = {1: "testing steps", 2: "testing whole runs"}[trials.layer]
 
         def requests() -> Iterator[RunRequest]:
             """Yields requests until the claim is refuted, runs fail, or too little time is left."""
             for run_number in range(most_runs):
                 if (
-                    layer.refuted
+                    trials.refuted
                     or len(self._failed) >= _MOST_FAILURES
                     or self._seconds_left < least_seconds
                 ):
                     return
                 yield make_request(run_number)
 
-        self._progress(f"{phase}: 0 of {layer.planned} trials")
+        self._progress(f"{phase}: 0 of {trials.planned} trials")
         for run in self._run(requests()):
             yield run
-            counted = min(layer.count, layer.planned)  # a run may have more steps than needed
-            self._progress(f"{phase}: {counted} of {layer.planned} trials")
+            counted = min(trials.count, trials.planned)  # a run may have more steps than needed
+            self._progress(f"{phase}: {counted} of {trials.planned} trials")
 
     def _budget_for(self, runs: int) -> str:
         """Returns the budget that allows this number of further runs, as `--budget` takes it."""
@@ -418,13 +428,14 @@ class Audit:
         """Runs the step test, in which each step is a trial."""
         steps_taken = sum(self._result.steps)
         if self._noise is None or not steps_taken:
-            self._note_not_done(1, "every step a trial", "no step was accounted")
+            self._note_not_done(1, "no step was accounted")
             self._remedies.append("the step test needs an accountant that counts steps")
             return
         needed = canary_trials.steps_needed(self._noise)
         affordable = max(self._affordable_runs, 1) * steps_taken
         planned = min(needed or affordable, affordable)
-        layer = self._trials[1] = canary_trials.step_trials(self._noise, max(planned, 10))
+        step_trials = canary_trials.step_trials(self._noise, max(planned, 10))
+        self._trials[1] = step_trials
 
         def make_request(number: int) -> RunRequest:
             """Requests a run whose steps have canaries, with other coins than other runs."""
@@ -432,72 +443,74 @@ class Audit:
 
         most_runs = math.ceil(planned / steps_taken)
         # The record of a run that was cut has the steps that ended before.
-        for run in self._canary_runs(layer, make_request, most_runs, _FEWEST_SECONDS):
+        for run in self._canary_runs(step_trials, make_request, most_runs, _FEWEST_SECONDS):
             trials = entries_of(run.record, Trial)
-            layer.fold([trial.score for trial in trials], [trial.member for trial in trials])
+            step_trials.fold([trial.score for trial in trials], [trial.member for trial in trials])
             if run.ended.how != "returned":
                 # The step in which the run ended counts as a wrong guess: its coin was thrown.
-                layer.miss(run.request.coin(0.5, "bit", 0, len(trials)))
+                step_trials.miss(run.request.coin(0.5, "bit", 0, len(trials)))
                 if run.ended.how != "hung" or self._seconds_left > 0:
                     self._failed.append(run)
         if self._failed:
             where = f"{len(self._failed)} runs with canaries"
             observed = self._failed[0].ended.message
             self._judgement.add(Judgement(1).find("failed", where, observed=observed))
-        judgement = layer.judge(needed)
+        judgement = step_trials.judge(needed)
         self._judgement.add(judgement)
         if judgement.complete or judgement.findings or self._judgement.enough:
             return
         remedy = f"20,000 steps cannot detect 0.7 of a noise multiplier of {self._noise:.3g}"
         if needed is not None:
-            runs = math.ceil((needed - layer.count) / steps_taken)
+            runs = math.ceil((needed - step_trials.count) / steps_taken)
             remedy = f"{needed} step trials would detect 0.7 of the noise; {runs} more runs, about "
             remedy += f"--budget {self._budget_for(runs)}"
         self._remedies.append(f"step test: {remedy}")
 
     def _try_runs(self) -> None:
         """Runs the run test, in which each whole run is a trial."""
-        layer = canary_trials.run_trials(self._result.claims, _MOST_RUN_TRIALS)
-        if layer is None:
-            self._note_not_done(2, "runs", "the accountants give no ε")
+        run_trials = canary_trials.run_trials(self._result.claims, _MOST_RUN_TRIALS)
+        if run_trials is None:
+            self._note_not_done(2, "the accountants give no ε")
             return
-        needed = canary_trials.runs_needed(layer.curve)
+        needed = canary_trials.runs_needed(run_trials.curve)
         if needed > min(self._affordable_runs, _MOST_RUN_TRIALS):
             why = f"this claim needs at least {needed} runs"
             if needed <= _MOST_RUN_TRIALS:
                 why += f"; allow them with --budget {self._budget_for(needed)}"
-            self._note_not_done(2, "runs", why)
+            self._note_not_done(2, why)
             return
         self._failed = []  # failures of the step test do not count here
-        layer = self._trials[2] = replace(layer, planned=needed)
+        run_trials = replace(run_trials, planned=needed)
+        self._trials[2] = run_trials
 
         def make_request(number: int) -> RunRequest:
             """Requests a run that has a canary or not, by a coin."""
             request = self._request("run", number, canary="run", reseeds=True)
             return replace(request, member=request.coin(0.5, "bit of the run"))
 
-        for run in self._canary_runs(layer, make_request, needed, self._seconds):
+        for run in self._canary_runs(run_trials, make_request, needed, self._seconds):
             trials = entries_of(run.record, Trial)
             if run.ended.how == "returned" and trials:
-                layer.fold([canary_trials.run_score(trials)], [run.request.member])
+                run_trials.fold([canary_trials.run_score(trials)], [run.request.member])
             else:
-                layer.miss(run.request.member)
+                run_trials.miss(run.request.member)
         # With fewer trials than are needed, the test is not powerful.
-        self._judgement.add(layer.judge(needed if layer.count >= needed else None))
+        self._judgement.add(run_trials.judge(needed if run_trials.count >= needed else None))
 
-    def _note_not_done(self, layer: int, name: str, why: str) -> None:
-        """Notes why the trials of a layer, which reports call `name`, were not done."""
-        self._judgement.add(Judgement(layer, name).miss(why))
+    def _note_not_done(self, layer: int, why: str) -> None:
+        """Notes why the trials of a layer were not done."""
+        self._judgement.add(Judgement(layer, canary_trials.NAMES[layer]).miss(why))
 
     def _sum_up(self) -> ScriptVerdict:
         """Returns the verdict of all layers that ran.
 
-        Without a violation, it is inconclusive as long as there is something that a user could
-        change (`_remedies`).
+        Without a violation it is inconclusive if there is something that the user can change for a
+        conclusive one (`_remedies`).
         """
+        judgement = self._judgement
         # Layer 1, the step test, may be left out only if layer 0, the inspected run, shows enough.
-        needed = {0} if self._judgement.enough else {0, 1}
-        for layer in sorted(needed - set(self._options.layers)):
+        needed_layers = {0} if judgement.enough else {0, 1}
+        for layer in sorted(needed_layers - set(self._options.layers)):
             self._remedies.append(f"the {LAYERS[layer]} (layer {layer}) was excluded by --layers")
         verdict = Verdict.INCONCLUSIVE if self._remedies else Verdict.CONSISTENT
         if self._violations:
@@ -509,10 +522,13 @@ class Audit:
             bound = trials.measured(self._claim, self._delta) if trials.count else None
             if bound is not None:
                 measured.append(bound)
+        follows_preparation = any(
+            outcome.name == "preparation" and outcome.applies for outcome in judgement.looks
+        )
         silenced_reasons = self._options.silenced
         findings = (
             replace(item, silenced=silenced_reasons.get(item.code, ""))
-            for item in self._judgement.findings
+            for item in judgement.findings
         )
         return ScriptVerdict(
             script=str(self._target),
@@ -521,7 +537,7 @@ class Audit:
             delta=self._delta,
             accountant=self._accountant,
             findings=tuple(findings),
-            looks=tuple(self._judgement.looks),
+            looks=tuple(judgement.looks),
             help=tuple(self._remedies) if verdict is Verdict.INCONCLUSIVE else (),
             runs=self._runs,
             step_trials=trial_counts[1],
@@ -529,10 +545,10 @@ class Audit:
             seconds=time.monotonic() - self._began,
             output=self._output,
             measured=tuple(measured),
-            sentence=self._judgement.sentence,
+            sentence=judgement.sentence,
             composed=self._composed,
-            ratios=self._judgement.ratios,
-            unchecked=unchecked_in(self._target.script, self._result, self._follows_preparation),
+            ratios=judgement.ratios,
+            unchecked=unchecked_in(self._target.script, self._result, follows_preparation),
             waited=self._waited,
             code=self._code(),
         )
@@ -567,10 +583,8 @@ def _publishes_more(result: RunResult) -> bool:
 
 def _slowdown() -> float:
     """Returns how many times as long a process takes on this machine as it would without load."""
-    if not hasattr(os, "getloadavg"):
-        return 1.0
-    processes = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return min(max(processes, 1.0), _MOST_EXTENDED)
+    processes_per_core = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return min(max(processes_per_core, 1.0), _MOST_EXTENDED)
 
 
 def _least_noise(run: EndedRun) -> float | None:

@@ -109,7 +109,13 @@ def _identity(
     commit: str,
     record: str,
 ) -> dict[str, str]:
-    """Returns commit, versions and digests; `record` is the text of the audit's record."""
+    """Returns what identifies the audited code and its audit: commit, versions and digests.
+
+    Args:
+        audit: the audit.
+        commit: the commit, as the code's author states it; may be empty.
+        record: text of the audit's record, as the page has it.
+    """
     sources = audit.code.sources
     fields = {
         "Commit of the code": commit or "not stated",
@@ -118,10 +124,7 @@ def _identity(
     script = audit.script.partition(":")[0].partition(" ")[0]
     if script in sources:
         fields[f"SHA-256 of {script}"] = sources[script]
-    beside = []
-    for name, digest in sources.items():
-        if name != script:
-            beside.append(f"{name} {digest[:16]}")
-    fields["Modules next to it"] = listed(beside) or "none"
+    modules = [f"{name} {digest[:16]}" for name, digest in sources.items() if name != script]
+    fields["Modules next to it"] = listed(modules) or "none"
     fields["SHA-256 of the audit's record"] = hashlib.sha256(record.encode()).hexdigest()
     return fields

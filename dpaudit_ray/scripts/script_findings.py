@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def label(self) -> str:
-        """Returns the finding's weight in a word, or that the finding is silenced."""
+        """The finding's weight in a word, or that the finding is silenced."""
         return "Silenced" if self.silenced else self.weight.capitalize()
 
     def __str__(self) -> str:
@@ -69,6 +69,7 @@ class CheckOutcome:
 
     @property
     def line(self) -> str:
+        """The outcome in words: what was observed, or why the check was not done."""
         if self.done:
             return self.said
         return f"not done: {self.said}" if self.applies else f"cannot apply: {self.said}"
@@ -86,7 +87,8 @@ class Judgement:
         complete: a violation that the checks look for would have been found.
         enough: the inspected run showed so much that no trial is needed.
         sentence: states how strong the inspection was.
-        ratios: steps, from 1, each with its noise over sensitivity, relative to what is accounted.
+        ratios: noise-to-sensitivity ratios of steps, relative to the accounted ones: (number of the
+            step from 1, ratio).
     """
 
     layer: int = 0
@@ -104,7 +106,7 @@ class Judgement:
         return self
 
     def observe(self, summary: str, *, complete: bool = True) -> "Judgement":
-        """Adds the outcome of a check that is done, though maybe with too few trials."""
+        """Adds the outcome of a check that is done; it is not `complete` with too few trials."""
         self.looks.append(CheckOutcome(self.layer, self.check, done=True, said=summary))
         self.complete &= complete
         return self
@@ -119,7 +121,7 @@ class Judgement:
         return self
 
     def add(self, part: "Judgement") -> "Judgement":
-        """Adds findings and outcomes of another judgement."""
+        """Adds the findings and outcomes of another judgement to this one."""
         self.findings += part.findings
         self.looks += part.looks
         self.complete &= part.complete
@@ -130,15 +132,23 @@ class Judgement:
 
     @property
     def violations(self) -> list[Finding]:
+        """Findings that violate the claim, silenced or not."""
         return [item for item in self.findings if item.weight is Weight.VIOLATION]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Lower bound on ε at `delta` from a layer's trials, and the claim: of a step, or of a run.
+    """Lower bound on ε from a layer's trials, next to the claim. Both are of a step, or of a run.
 
-    `of`: what a trial was, in words. Bound and verdict share the layer's error. `assumes` names the
-    bound's assumption.
+    The bound and the verdict share the layer's probability of a false alarm.
+
+    Attributes:
+        layer: 1 step test, 2 run test.
+        of: kind of the trials, in words.
+        epsilon: the bound.
+        claimed: the accounted ε.
+        delta: δ of both.
+        assumes: assumption of the bound, in words.
     """
 
     layer: int
@@ -187,7 +197,8 @@ class ScriptVerdict:
         runs: number of runs of the script.
         output: last lines that the script printed.
         sentence: how strong the inspection was.
-        ratios: steps, from 1, each with its noise over sensitivity, relative to what is accounted.
+        ratios: noise-to-sensitivity ratios of steps, relative to the accounted ones: (number of the
+            step from 1, ratio).
         unchecked: what this kind of audit does not check in this script.
         waited: seconds that the runs waited for a processor.
         code: identity of the script, for a certificate.
@@ -248,12 +259,14 @@ class ScriptVerdict:
 
     @property
     def error(self) -> str:
+        """The probability of a false alarm, in a sentence."""
         return (
             f"False alarms: at most {percent(1 - self.confidence)} of audits of a correct script."
         )
 
     @property
     def violations(self) -> tuple[Finding, ...]:
+        """Findings that violate the claim, without silenced ones."""
         return tuple(item for item in self.findings if item.label == "Violation")
 
 

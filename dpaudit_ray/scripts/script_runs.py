@@ -78,7 +78,7 @@ class Target:
             arguments: arguments of the command line.
 
         Raises:
-            SpecError: there is no such file, or the function is no name or is given arguments.
+            SpecError: there is no such file; or the function is not a name, or has arguments.
         """
         match = re.fullmatch(r"(.+\.(?:py|ipynb))(:.*)?", text)
         if not match:
@@ -111,7 +111,7 @@ def _in_order(
     requests: Iterator[RunRequest],
     submit: Callable[[RunRequest], futures.Future[EndedRun]],
 ) -> Iterator[EndedRun]:
-    """Yields runs in the order of their requests: the order of their ends may depend on their bits.
+    """Yields runs in the order of their requests, as the order of their ends may depend on bits.
 
     Args:
         width: number of runs at a time.
@@ -135,23 +135,19 @@ def _in_order(
 class LocalRunner:
     """Runs scripts in child processes of this machine, `width` at a time."""
 
-    def __init__(self, target: Target, cores: int | None = None) -> None:
-        """Starts the sandboxes, up to four.
-
-        Args:
-            target: the script.
-            cores: number of cores that all runs share; None for the cores of this process.
-        """
+    def __init__(self, target: Target) -> None:
+        """Starts the sandboxes, up to four, which share the cores of this process."""
         self._target = target
         self._sandboxes = contextlib.ExitStack()
-        if cores is None:
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        # macOS has no such function.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.width = min(4, cores)
         self._threads = cores // self.width
         # Free sandboxes, last in, first out: the server of a sandbox that was used runs already.
         self._free = [self._sandboxes.enter_context(sandbox_for(target)) for _ in range(self.width)]
 
     def close(self) -> None:
+        """Ends the sandboxes, and the runs in them."""
         self._sandboxes.close()
 
     def run(self, requests: Iterator[RunRequest], limits: Limits) -> Iterator[EndedRun]:
@@ -175,7 +171,7 @@ class LocalRunner:
                 yield from _in_order(
                     self.width, requests, lambda request: pool.submit(call, request)
                 )
-            except BaseException:  # Ctrl-C too: else calls would go on though nobody waits for them
+            except BaseException:  # Ctrl-C too: else runs would continue that no one waits for
                 self.close()
                 raise
 
@@ -220,7 +216,7 @@ class RayRunner:
 def _run_on_node(
     files: dict[str, bytes], target: Target, request: RunRequest, limits: Limits
 ) -> EndedRun:
-    """Makes the script's folder again on a node, and runs the script in it.
+    """Copies the script's folder to a node, and runs the script in it.
 
     Args:
         files: contents by path below the script's folder.
@@ -265,6 +261,7 @@ def run_once(
         limits: limits of time, in addition to the request's, and of memory.
         threads: number of threads of torch.
     """
+    # The run itself ends at its first release after `request.seconds`, if it comes that far.
     if limits.seconds is not None and request.seconds is not None:
         limits = replace(limits, seconds=request.seconds + limits.seconds)
     with tempfile.TemporaryDirectory(prefix="dpaudit-") as folder:
@@ -279,7 +276,7 @@ def run_once(
         return EndedRun(request, ended, read_record(record), result)
 
 
-# Words of code that adds noise by itself, or by a library that the audit does not know.
+# Words in code that adds noise by itself, or by a library that the audit does not know.
 _PRIVATE_CODE = re.compile(r"(?i)noise|randn|normal_?\(|laplace|privacy|fastdp|clip")
 _MADE_VISIBLE = (
     "decorate the function that returns the noisy gradient of a batch: "
@@ -289,7 +286,7 @@ _MADE_VISIBLE = (
 
 
 def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
-    """Returns the result of a run, if the checks can judge it.
+    """Returns the result of a script's first run, if the checks can judge it.
 
     Args:
         target: the script.
@@ -297,8 +294,8 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
         budget: budget of the audit, in seconds.
 
     Raises:
-        ScriptError: the run failed, or took no private step. If an ε is claimed, steps without
-            any noise are judged all the same.
+        ScriptError: the run failed, or took no private step. Steps without noise are judged all
+            the same if an ε is claimed, and nothing in the script's text hints at noise.
     """
     result = run.result
     if result is None:
@@ -334,7 +331,7 @@ def require_usable(target: Target, run: EndedRun, budget: float) -> RunResult:
 
 
 def _failure(target: Target, run: EndedRun, budget: float) -> ScriptError:
-    """Returns why a run failed, with the last lines that it printed.
+    """Returns the error that states why a run failed, with the last lines that the run printed.
 
     Args:
         target: the script.

@@ -12,7 +12,7 @@ _FOLLOWED_DATA = (
 _UNIT = "several records of one person or document: the claim is for one record"
 _NUMBERS = "random generators and floating-point arithmetic"
 _SCALING = "scaling by the records"
-# Patterns of a script's code, and what a line that has them may do.
+# What a line of code may use records for, by a pattern of such lines.
 _HINTS = {
     r"class_weight|compute_class_weight|bincount|WeightedRandomSampler": "class weights",
     r"[Vv]ocab|Counter\(|most_common|fit_transform|LabelEncoder": "a vocabulary or encoding",
@@ -29,12 +29,12 @@ def unchecked_in(
     result: RunResult,
     follows_preparation: bool,
 ) -> tuple[str, ...]:
-    """Returns what no check covers in this script, in words, with the first line that hints at it.
+    """Returns what no check covers in this script, in words, with the first line that may do it.
 
     Args:
         script: the script's file.
         result: result of the script's inspected run.
-        follows_preparation: the records were followed until training was private.
+        follows_preparation: the preparation of the records was checked.
     """
     unchecked = [_FOLLOWED_DATA if follows_preparation else _DATA, _UNIT, _NUMBERS]
     try:

@@ -34,7 +34,7 @@ def html(verdict: ScriptVerdict) -> str:
 def junit(verdict: ScriptVerdict) -> str:
     """Returns a test case for each check: failed by a violation, or skipped if it is not done.
 
-    A finding of a kind that no check is named after has a separate case.
+    A violation has a separate case if no check has its name.
     """
     cases: dict[tuple[int, str], list[str]] = {}  # failures by layer and name of a check
     skipped = {}
@@ -88,7 +88,7 @@ def sarif(verdict: ScriptVerdict) -> str:
 
 
 def _sarif_result(verdict: ScriptVerdict, finding: Finding) -> dict[str, Any]:
-    """Returns a finding as a result of SARIF, at its line, or at the script if that is unknown."""
+    """Converts a finding to a result of SARIF, at its line, or at the script if that is unknown."""
     file = verdict.script.partition(":")[0]
     region = {}
     if match := _LINE.search(finding.where):
@@ -107,7 +107,7 @@ def _sarif_result(verdict: ScriptVerdict, finding: Finding) -> dict[str, Any]:
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a file. Raises StorageError."""
+    """Writes a file, and makes its folder. Raises StorageError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -182,7 +182,7 @@ def test_an_accountant_of_the_script_counts_if_no_engine_was_asked():
     own = Report(DELTA, 40.0, 100, -2)
     (violation,) = findings(step(), reported=(own,))
     assert (violation.weight, violation.code) == (Weight.VIOLATION, "DPA017")
-    assert "(its own accountant)" in violation.seen
+    assert "(its own)" in violation.seen
     assert not findings(step(), reported=(own, Report(DELTA, 99.0, 100, 0)))
     each_epoch = (dataclasses.replace(own, claim=-1, steps=50), own)
     assert not findings(step(), reported=each_epoch)

@@ -544,7 +544,7 @@ def test_a_script_runs_in_an_environment_without_opacus(script, tmp_path, monkey
     assert steps(ended) == [3]
     assert ended.ended.output == f"{tmp_path / 'own'}\n"
     result = script_runs.require_usable(target, ended, 60.0)
-    assert claims.events_of(result) == [(1.0, 1.0, 3)]
+    assert claims.events_of(result) == ((1.0, 1.0, 3),)
 
 
 @long("the same with an audit of a script that uses Opacus: 40 s")

@@ -57,7 +57,7 @@ def judge(inspection: Inspection) -> Judgement:
             judgement.add(check.judge(inspection))
         else:
             judgement.miss(check.inapplicable, name=check.name, applies=False)
-    # A single check may state `enough`: that trials are needless. It counts if none is missing.
+    # A single check may state that trials are needless. It counts only if all checks are done.
     judgement.enough &= judgement.complete
     lines = inspection.result.lines  # the script's line at each place of a finding
     judgement.findings = [
@@ -68,7 +68,10 @@ def judge(inspection: Inspection) -> Judgement:
 
 
 def _first_of_each_kind(findings: list[Finding]) -> list[Finding]:
-    """Returns the first finding of each kind, with the number of others, as of other engines."""
+    """Returns the first finding of each kind, with the number of others in its text.
+
+    There are several, for example, if a script has several engines.
+    """
     kinds: dict[tuple[str, str], list[Finding]] = {}
     for item in findings:
         kinds.setdefault((item.code, item.look), []).append(item)

@@ -6,7 +6,9 @@ from ...errors import plain
 from .. import claims
 from ..protocol import CarriedSum, Claim, Made, Participation, Report, entries_of
 from ..script_findings import Judgement
-from .check import Check, Inspection, at_step
+from .check import Check, Inspection, at_entry
+
+_TARGET_TOLERANCE = 0.01  # relative: a target that is missed by less is no finding
 
 
 class Accounting(Check):
@@ -18,22 +20,22 @@ class Accounting(Check):
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds findings for steps that no accountant counted, and for ε that is too small or early.
 
-        The script of a run that was cut short may account for steps, or ask for ε, after all its
-        steps. So of such a run neither is judged.
+        A script may account for its steps, or compute ε, only after the last step. So neither is
+        judged if the run was cut short.
         """
         counted = inspection.counted
         steps_taken = inspection.taken
         if steps_taken > counted and not (inspection.is_unsampled or inspection.cut):
             judgement.find("not accounted", "the accountant", taken=steps_taken, counted=counted)
         for entry in entries_of(inspection.record, CarriedSum)[:1]:
-            judgement.find("carried sum", at_step(entry.step, entry.line))
+            judgement.find("carried sum", at_entry(entry))
         summary = f"{counted} of {steps_taken} steps accounted"
         if entries_of(inspection.record, Participation):
             summary = f"{steps_taken} steps accounted as one release"
         if inspection.cut:
             return judgement.miss(f"{summary}, and then {inspection.cut}")
         self._judge_targets(inspection, judgement)
-        for group in claims.groups_of(inspection.result.claims).values():
+        for group in claims.groups_of(inspection.result.claims):
             self._judge_reports(inspection, group, judgement)
         self._judge_early_reports(inspection, judgement)
         sizes = [draws.records for draws in inspection.result.draws]
@@ -47,72 +49,101 @@ class Accounting(Check):
     def _judge_reports(
         self, inspection: Inspection, group: list[Claim], judgement: Judgement
     ) -> None:
-        """Compares the last ε of each accountant with the ε of all steps on the same records.
+        """Compares the sum of the accountants' last ε with the ε of all steps on the same records.
 
         Args:
             inspection: inspection of the script.
             group: the claims about the same records, one of each engine.
             judgement: takes the findings.
         """
-        claimed = inspection.result.claims
-        claim_ids = {n for n, claim in enumerate(claimed) if claim in group}
+        all_claims = inspection.result.claims
+        claim_indices = {index for index, claim in enumerate(all_claims) if claim in group}
         reported = inspection.result.reported
         # The script may count all steps by an accountant of its own, and ask no engine's.
         own = {report.claim for report in reported if report.claim < 0}
         asked = {report.claim for report in reported if report.steps == inspection.taken}
-        if len(own) == 1 and asked == own and len(group) == len(claimed):
-            claim_ids = own
-        last: dict[float, dict[int, Report]] = {}  # last report, by δ and accountant
+        if len(own) == 1 and asked == own and len(group) == len(all_claims):
+            claim_indices = own
+        last_reports: dict[float, dict[int, Report]] = {}  # by δ, and by the claim's index
         for report in reported:
-            if report.claim in claim_ids:
-                last.setdefault(report.delta, {})[report.claim] = report
-        for delta, reports in sorted(last.items()):
-            final = [item for item in reports.values() if item.steps == inspection.taken]
-            epsilon = sum(report.epsilon for report in final)
-            composed = claims.composed_epsilon(claims.steps_on_same_records(group), delta)
-            if not final or epsilon >= composed * (1 - claims.TOLERANCE):
-                continue
-            values = {"composed": composed, "epsilon": epsilon, "count": len(final)}
-            if len(final) < len(claim_ids) == len(reports):
-                # Each engine stated an ε, though not all at the end. The script may add them up.
-                judgement.find("reported apart", "get_epsilon", engines=len(claim_ids), **values)
-                if inspection.promised is None:
-                    judgement.miss(
-                        f"whether the script adds up the ε of {len(claim_ids)} engines",
-                        name="sum of engines",
-                    )
-                continue
-            engines = ""
-            if len(claim_ids) > 1:
-                engines = f", of {len(final)} of {len(claim_ids)} engines on these records"
-            names = "its own accountant"
-            if claim_ids != own:
-                names = "+".join(dict.fromkeys(claimed[report.claim].name for report in final))
-            judgement.find(
-                "less reported",
-                "get_epsilon",
-                name=names,
-                engines=engines,
-                delta=plain(delta),
-                **values,
-            )
+            if report.claim in claim_indices:
+                last_reports.setdefault(report.delta, {})[report.claim] = report
+        for _, reports in sorted(last_reports.items()):
+            self._judge_last_reports(inspection, group, list(reports.values()), judgement)
+
+    def _judge_last_reports(
+        self,
+        inspection: Inspection,
+        group: list[Claim],
+        reports: list[Report],
+        judgement: Judgement,
+    ) -> None:
+        """Judges the last ε of accountants at one δ, as far as they cover all steps.
+
+        Args:
+            inspection: inspection of the script.
+            group: the claims about the same records, one of each engine.
+            reports: the last report of each of these engines that made one at the δ.
+            judgement: takes the findings.
+        """
+        after_all_steps = [report for report in reports if report.steps == inspection.taken]
+        if not after_all_steps:
+            return
+        delta = reports[0].delta
+        # Engines on the same records: their ε add up (basic composition).
+        epsilon = sum(report.epsilon for report in after_all_steps)
+        composed = claims.composed_epsilon(claims.steps_on_same_records(group), delta)
+        if epsilon >= composed * (1 - claims.TOLERANCE):
+            return
+        engine_count = len(group)
+        values = {"composed": composed, "epsilon": epsilon, "count": len(after_all_steps)}
+        all_engines_reported = len(reports) == engine_count
+        some_reported_early = len(after_all_steps) < len(reports)
+        if all_engines_reported and some_reported_early:  # the script may add up all these ε
+            judgement.find("reported apart", "get_epsilon", engines=engine_count, **values)
+            if inspection.promised is None:
+                judgement.miss(
+                    f"whether the script adds up the ε of {engine_count} engines",
+                    name="sum of engines",
+                )
+            return
+        engines = ""
+        if engine_count > 1:
+            engines = f", of {len(after_all_steps)} of {engine_count} engines on these records"
+        names = []
+        for report in after_all_steps:
+            is_own = report.claim < 0
+            names.append("its own" if is_own else inspection.result.claims[report.claim].name)
+        judgement.find(
+            "less reported",
+            "get_epsilon",
+            name="+".join(dict.fromkeys(names)),
+            engines=engines,
+            delta=plain(delta),
+            **values,
+        )
 
     def _judge_targets(self, inspection: Inspection, judgement: Judgement) -> None:
-        """Adds a finding for a target ε that is less than the ε of all accounted steps.
+        """Adds a finding for each target ε below the ε of all accounted steps.
 
-        A script that asked no accountant for ε states its target alone.
+        A script that asked no accountant for ε states its target alone. If the user states an ε,
+        `Promise` compares the steps with that one instead.
         """
+        if inspection.promised is not None:
+            return
         made_private = entries_of(inspection.record, Made)
         only_target = claims.only_target(made_private, inspection.result)
-        for made in made_private:
-            if made.target_epsilon is None or inspection.promised is not None:
+        for make_private_call in made_private:
+            target = make_private_call.target_epsilon
+            if target is None:
                 continue
-            composed = claims.composed(inspection.result, made.target_delta or inspection.delta)
-            if made.target_epsilon < composed * (1 - 0.01):
+            delta = make_private_call.target_delta or inspection.delta
+            composed = claims.composed(inspection.result, delta)
+            if target < composed * (1 - _TARGET_TOLERANCE):
                 judgement.find(
                     "target" if only_target is None else "only target",
-                    made.line or "make_private_with_epsilon",
-                    target=made.target_epsilon,
+                    make_private_call.line or "make_private_with_epsilon",
+                    target=target,
                     composed=composed,
                 )
 
@@ -124,12 +155,13 @@ class Accounting(Check):
             return
         if any(item.steps == steps_taken and item.delta == inspection.delta for item in reports):
             return
+        last_report = reports[-1]
         judgement.find(
             "reported early",
             "get_epsilon",
             delta=plain(inspection.delta),
-            epsilon=reports[-1].epsilon,
-            other=plain(reports[-1].delta),
-            steps=reports[-1].steps,
+            epsilon=last_report.epsilon,
+            other=plain(last_report.delta),
+            steps=last_report.steps,
             taken=steps_taken,
         )

@@ -8,7 +8,9 @@ from typing import ClassVar
 from ..claims import accounted_steps, events_of
 from ..preparation import PreparationRuns
 from ..protocol import (
+    CarriedSum,
     Cut,
+    GhostInspection,
     PinnedStep,
     Prepared,
     Record,
@@ -28,7 +30,7 @@ class PinnedRun:
     """A run with pinned releases: random numbers took the place of what its steps released.
 
     Attributes:
-        result: what was known at the end of the run.
+        result: result of the run.
         steps: the run's steps; each states whether it has the record that the run is about.
         record: that record in words, such as "record 7 (the longest record)".
         cut: why the run ended early, or "".
@@ -43,7 +45,7 @@ class PinnedRun:
 
     @classmethod
     def from_record(cls, result: RunResult, record: Record) -> "PinnedRun":
-        """Returns a run by its result and record; the result names the record that was chosen."""
+        """Returns a run by its result and record; the result states which record was chosen."""
         name = f"record {result.chosen}"
         if result.chosen_as:
             name += f" ({result.chosen_as})"
@@ -64,7 +66,7 @@ class PinnedRuns:
         other_randomness: run with other random numbers outside of steps; None if it was not needed.
         varied: run with a record of each batch exchanged or left out; None without Opacus.
         halved: one record is in place of every other record; None if it was not needed.
-        missing: why a run that was needed is missing; "" if none is.
+        missing: why a run that was needed is missing; "" if all are there.
     """
 
     unchanged: PinnedRun | None = None
@@ -86,8 +88,8 @@ class Inspection:
         delta: δ of the claim.
         promised: ε that `@audited` or the caller states; None if neither does.
         pinned: runs with pinned releases; None before they ran, or if releases cannot be pinned.
-        preparation: what runs that end before training showed; None if no array is followed.
-        reseeded: result of a run with another seed; None if there was none.
+        preparation: result of runs that end before training; None if no array is followed.
+        reseeded: result of a run with another seed; None if there was no such run.
         larger: entries of a run with an additional record; None if the number of records is no
             secret.
     """
@@ -118,12 +120,12 @@ class Inspection:
 
     @property
     def counted(self) -> int:
-        """Number of accounted steps of this run, by all accountants."""
+        """Number of steps of this run that accountants counted."""
         return accounted_steps(self.result)
 
     @property
     def is_unsampled(self) -> bool:
-        """Whether every step was accounted to have every record."""
+        """Whether each step was accounted as one that has all records."""
         rates = {min(rate, 1.0) for _, rate, _ in events_of(self.result)}
         return rates == {1.0}
 
@@ -172,8 +174,13 @@ def with_line(where: str, line: str) -> str:
 
 
 def at_step(step: int, line: str = "") -> str:
-    """Returns the place of a step, counted from 0."""
+    """Returns the place of a step, counted from 0, with the script's line, "" if it is unknown."""
     return with_line(f"step {step + 1}", line)
+
+
+def at_entry(entry: CarriedSum | GhostInspection | StepInspection) -> str:
+    """Returns the place of the step that an entry of a record is about."""
+    return at_step(entry.step, entry.line)
 
 
 def find_uneven(
@@ -201,5 +208,5 @@ def find_uneven(
 
 
 def listed(names: Iterable[str]) -> str:
-    """Joins the first four names."""
+    """Joins the first four names with commas, and leaves out the others."""
     return ", ".join(list(names)[:4])

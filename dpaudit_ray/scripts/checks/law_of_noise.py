@@ -6,7 +6,7 @@ from scipy import special
 
 from ..protocol import Correlation, StepInspection
 from ..script_findings import Judgement
-from .check import LEVEL_SHARE, Check, Inspection, at_step
+from .check import LEVEL_SHARE, Check, Inspection, at_entry
 
 _KINDS = 3  # kinds of pairs: steps, tensors, neighbours
 
@@ -43,7 +43,7 @@ class LawOfNoise(Check):
             if probability < level:
                 judgement.find(
                     "law",
-                    at_step(step.step, step.line),
+                    at_entry(step),
                     distance=law.distance,
                     numbers=law.numbers,
                 )
@@ -51,7 +51,10 @@ class LawOfNoise(Check):
 
 
 def _probability(pair: Correlation) -> float:
-    """Bounds the probability that independent noise has such a correlation in any of its pairs."""
+    """Bounds the probability that independent noise has such a correlation in any of its pairs.
+
+    The square of a correlation of n numbers has a beta distribution; pairs add up (union bound).
+    """
     square = min(pair.value**2, 1.0)
     return float(special.betaincc(0.5, (pair.numbers - 1) / 2, square)) * pair.pairs
 
@@ -66,13 +69,15 @@ def _report(judgement: Judgement, step: StepInspection, pair: Correlation) -> No
     """
     if any(item.look == f"correlation of {pair.kind}" for item in judgement.findings):
         return
-    first, second = (step.names[min(i, len(step.names) - 1)] for i in pair.between)
-    what = f"entries of {first}, {pair.shift} apart,"
+    # The tensors, unless the pair is of two steps.
+    first, second = (step.names[min(index, len(step.names) - 1)] for index in pair.between)
+    vectors = f"entries of {first}, {pair.shift} apart,"
     if pair.kind == "steps":
-        what = f"steps {pair.between[0] + 1} and {pair.between[1] + 1}"
+        vectors = f"steps {pair.between[0] + 1} and {pair.between[1] + 1}"
         if pair.shift:
-            what += f", shifted by {pair.shift} entries,"
+            vectors += f", shifted by {pair.shift} entries,"
     elif pair.kind == "tensors":
-        what = f"{first} and {second}"
-    where = at_step(step.step, step.line)
-    judgement.find("correlation", where, pairs=pair.kind, what=what, correlation=pair.value)
+        vectors = f"{first} and {second}"
+    judgement.find(
+        "correlation", at_entry(step), pairs=pair.kind, what=vectors, correlation=pair.value
+    )

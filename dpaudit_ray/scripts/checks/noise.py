@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from ...errors import percent
 from ..canary_trials import ALTERNATIVE
 from ..claims import events_of
+from ..preparation import Numbers
 from ..protocol import (
     EMPTY,
     WILD,
@@ -23,15 +23,13 @@ from ..protocol import (
     entries_of,
 )
 from ..script_findings import Finding, Judgement, finding
-from .check import LEVEL_SHARE, Check, Inspection, at_step, find_uneven, listed
+from .check import LEVEL_SHARE, Check, Inspection, at_entry, find_uneven, listed
 
 # Probability of missing a shortfall that the verdict's sentence says would have been found.
 _MISSED = 0.05
 _SLACK = 1.01  # shortfalls of noise below a hundredth are not reported
-_FULL_SHARE = 0.8  # share of the promised squared distance that a tensor alone seems to use up
-_FAR = 20.0  # times the promised distance, beyond which there seems to be no clipping at all
-
-Floats = npt.NDArray[np.float64]
+_FULL_SHARE = 0.8  # share of the accounted squared distance that a tensor alone seems to use up
+_FAR = 20.0  # times the accounted distance, beyond which there seems to be no clipping at all
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,8 @@ class _Distance:
 
     Attributes:
         estimate: estimate of the distance; 0 if no example changed anything.
-        detectable: share of the accounted noise; with less, a shortfall would have been found with
-            95 % probability.
+        detectable: share of the accounted noise. If the step had only this share, the shortfall
+            would have been found with 95 % probability.
     """
 
     estimate: float
@@ -64,7 +62,7 @@ class Noise(Check):
         if diverged:
             judgement.find(
                 "not finite",
-                at_step(diverged[0].step, diverged[0].line),
+                at_entry(diverged[0]),
                 count=len(diverged),
                 steps=len(inspection.replayed),
             )
@@ -76,7 +74,7 @@ class Noise(Check):
 def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _Distance]:
     """Compares the noise of each replayed step with the claimed noise; adds findings.
 
-    Of each kind only the first finding is added.
+    Only the first finding of each kind is added.
 
     Returns:
         Distances by the index of the step. Steps that diverged, or have no noise, have none.
@@ -92,7 +90,8 @@ def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _D
         noise = step.noise or accounted.get((step.optimizer, step.step), usual_noise)
         share = LEVEL_SHARE / len(steps)
         distance, shortfall = _compare(step, noise, share)
-        if shortfall is not None and is_bounded:  # no record may be as long as a wild one
+        # Rows seem to be bounded before the step, so a record may never be as long as a WILD one.
+        if shortfall is not None and is_bounded:
             possible = tuple(shift for shift in step.shifts if not shift.change.startswith(WILD))
             distance, shortfall = _compare(replace(step, shifts=possible), noise, share)
             may_be_longer |= shortfall is None
@@ -100,7 +99,7 @@ def _compare_steps(inspection: Inspection, judgement: Judgement) -> dict[int, _D
             distances[index] = distance
         reported = {item.look for item in judgement.findings}
         if shortfall is not None and shortfall.look not in reported:
-            judgement.findings.append(shortfall)  # the other steps would repeat it
+            judgement.findings.append(shortfall)
     if may_be_longer:
         judgement.miss(
             "the marked function does not clip, and records seem to be shortened or cut before; "
@@ -143,12 +142,13 @@ def _summarise(
             "them, would have been found with 95 % probability"
         )
         is_sensitive = max(detectable) >= ALTERNATIVE
+        # Trials would find no more if each step of the script was compared, and was sensitive.
         judgement.enough = is_whole and len(distances) == len(steps) and is_sensitive
     judgement.observe(summary)
 
 
 def _judge_arrays(inspection: Inspection, judgement: Judgement) -> None:
-    """Judges steps whose noise or sum was passed as arrays, or whose random numbers repeat."""
+    """Judges what limits the checks of a custom loop, such as noise that was passed as arrays."""
     arrays = _arrays(inspection)
     if arrays["again"]:  # the noise of these steps follows from generators, which are the same
         judgement.find("no noise", f"{arrays['again']} steps with earlier random numbers")
@@ -207,25 +207,25 @@ def _why_not_replayed(inspection: Inspection) -> str:
 
 
 def _arrays(inspection: Inspection) -> Counter[str]:
-    """Counts parts of steps that were passed as arrays, and so cannot be computed again."""
+    """Counts entries of `ArraysGiven` by their kind."""
     return Counter(entry.kind for entry in entries_of(inspection.record, ArraysGiven))
 
 
 def _judge_ghosts(inspection: Inspection, judgement: Judgement) -> None:
-    """Judges backward passes of ghost clipping, and steps whose gradients came in two passes."""
+    """Judges ghost clipping, and steps whose gradients are not of one record and one pass each."""
     ghosts = entries_of(inspection.record, GhostInspection)
     longer = [ghost for ghost in ghosts if ghost.longest > ghost.bound * _SLACK]
     for ghost in longer[:1]:
         judgement.find(
             "ghost",
-            at_step(ghost.step, ghost.line),
+            at_entry(ghost),
             change=ghost.change,
             bound=ghost.bound,
             longest=ghost.longest,
         )
     steps = [step for step in entries_of(inspection.record, StepInspection) if step.ghost]
     if steps and not inspection.result.has_norms:
-        judgement.find("no ghost", at_step(steps[0].step, steps[0].line))
+        judgement.find("no ghost", at_entry(steps[0]))
     elif steps and not ghosts:
         judgement.miss("ghost clipping: its backward pass was not observed", name="clipping")
     uneven = inspection.result.uneven
@@ -234,6 +234,7 @@ def _judge_ghosts(inspection: Inspection, judgement: Judgement) -> None:
 
 
 def _is_finite(step: StepInspection) -> bool:
+    """Returns whether a step's release has finite numbers only."""
     return all(math.isfinite(norm) for norm in step.norms)
 
 
@@ -250,17 +251,19 @@ def _compare(
     Returns:
         The distance, None if it is unknown; and a finding if the distance is longer than it may be.
     """
-    where = at_step(step.step, step.line)
+    where = at_entry(step)
     squares = np.array(step.squares)  # distances of the noise's draws from their mean, by tensor
     if not _is_finite(step):
         return None, None
     if not squares[: len(step.names)].any():
+        # A release of zeros needs no noise.
         return None, finding("no noise", where) if any(step.norms) else None
     changes = [shift.squares for shift in step.shifts]
     shifted = np.array(changes or [(0.0,) * len(squares)])  # [changes, tensors]
     is_noisy = squares > 0
     names = [*step.names, "the clipping bound"]
-    bare = listed(names[i] for i in np.flatnonzero(shifted.any(axis=0) & ~is_noisy))  # no noise
+    # Tensors that a change moves, though they have no noise.
+    bare = listed(names[i] for i in np.flatnonzero(shifted.any(axis=0) & ~is_noisy))
     if step.without_noise and not bare:
         bare = "parts of " + listed(names[i] for i in step.without_noise)
     if bare:
@@ -272,8 +275,8 @@ def _compare(
     shifted = noise**2 * shifted[:, is_noisy]
     squares = squares[is_noisy]
     degrees_of_freedom = max(1, step.draws - 1) * np.array(step.sizes)[is_noisy]
-    # Upper bounds of the noise's variances, by the chi-squared law of `squares`: in their units a
-    # distance is a lower bound of the true one.
+    # Upper bounds on the variances of the noise, by the chi-squared law of `squares`. A distance in
+    # units of such a bound is a lower bound on the true one.
     half_quantiles = special.gammaincinv(degrees_of_freedom / 2, share / len(step.sizes))
     variances = squares / (2 * half_quantiles)
     by_tensor = shifted / variances  # [changes, noisy tensors]
@@ -282,8 +285,9 @@ def _compare(
     # If the variances are as observed, other draws have squares below these quantiles, times the
     # variance, with 95 % probability.
     quantiles = 2 * special.gammaincinv(degrees_of_freedom / 2, 1 - _MISSED / len(squares))
-    longest = math.sqrt(np.sum(by_tensor[worst] * degrees_of_freedom / quantiles))
-    distance = _Distance(estimate, detectable=longest / _SLACK / max(1.0, estimate))
+    # The distance that these draws would show at least.
+    least = math.sqrt(np.sum(by_tensor[worst] * degrees_of_freedom / quantiles))
+    distance = _Distance(estimate, detectable=least / _SLACK / max(1.0, estimate))
     if math.sqrt(by_tensor[worst].sum()) <= _SLACK:
         return distance, None
     empty = by_tensor[[shift.change == EMPTY for shift in step.shifts]].sum(axis=0)
@@ -291,7 +295,7 @@ def _compare(
 
 
 def _shortfall(
-    step: StepInspection, noise: float, shift: Shift, by_tensor: Floats, empty: Floats
+    step: StepInspection, noise: float, shift: Shift, by_tensor: Numbers, empty: Numbers
 ) -> Finding:
     """Returns the finding for a change that moves a release further than accounted.
 
@@ -303,13 +307,14 @@ def _shortfall(
             was accounted.
         empty: the same for a record without a gradient, which should move nothing.
     """
-    where = at_step(step.step, step.line)
+    where = at_entry(step)
     total = float(by_tensor.sum())
     ratio = math.sqrt(total)
     counted = 0.0  # squared distance of the count that sets the clipping bound
     if step.counts and step.squares[-1] > 0:
         counted = float(max(by_tensor[-1], empty[-1]))
     values: dict[str, Any] = {"effective": noise / ratio, "noise": noise}
+    # The count is to blame if it is a large part, or if there is no shortfall without it.
     if counted > total / 4 or total - counted <= _SLACK**2:
         by_count = percent(round(min(1.0, counted / total), 2))
         return finding("counted", where, share=by_count, **values)
@@ -319,9 +324,12 @@ def _shortfall(
     if ratio > _FAR:
         return finding("unclipped", where, change=change, ratio=ratio, noise=noise)
     length = math.sqrt(sum(shift.squares[: len(step.names)]))
-    full = np.count_nonzero(by_tensor > _FULL_SHARE)
+    full_tensors = np.count_nonzero(by_tensor > _FULL_SHARE)
     if step.bound and length > _SLACK * step.bound:
         change += f", which changes the sum by {length / step.bound:.3g} clipping bounds"
-    elif full > 1:
-        change += f", which changes each of {full} tensors as far as all together may change"
+    elif full_tensors > 1:
+        # Each tensor seems to be clipped on its own.
+        change += (
+            f", which changes each of {full_tensors} tensors as far as all together may change"
+        )
     return finding("short noise", where, change=change, **values)

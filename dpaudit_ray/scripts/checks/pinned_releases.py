@@ -14,8 +14,9 @@ from .check import Check, Inspection, PinnedRun, PinnedRuns, at_step, listed
 _CHANGED = 1e-3  # relative: arithmetic in another order changes a gradient's length by less
 _ROUNDINGS = 4  # by which equal gradients may differ if the batch has another size
 _FINE = 1e-6  # relative distance of neighbouring numbers, which those of 32 bits fall below
-_ROUNDED = 30.0  # times the change by rounding: one that a record may not have made
-_BEYOND_ROUNDING = 1000.0  # times the change by rounding: certainly one that noise made
+_ROUNDED = 30.0  # times the change by rounding: a smaller change is not the record's
+_BEYOND_ROUNDING = 1000.0  # times the change by rounding: a larger change is certainly noise
+# Kinds of findings, by the kind of a difference in steps.
 _FINDINGS = {"row": "moves others", "release": "goes on", "update": "comes between"}
 _SMALLEST = 1e-6  # share of the longest gradient: shorter ones are compared with this length
 
@@ -49,7 +50,7 @@ def differences(unchanged: PinnedRun, other: PinnedRun | None) -> set[Difference
         return set()
     different = set()
     for number, (a, b) in enumerate(zip(unchanged.steps, other.steps, strict=False)):
-        # A step that has the exchanged record may release something else: that is what noise hides.
+        # A step that has the exchanged record may release something else, which its noise hides.
         if not b.member and a.release != b.release:
             different.add(Difference("release", number))
         if a.update != b.update:
@@ -79,16 +80,16 @@ def _changed_rows(a: PinnedStep, b: PinnedStep) -> Iterator[int]:
     x = np.nan_to_num(a.rows)
     y = np.nan_to_num(b.rows)
     permitted = 1  # gradients that may change
-    if b.missing is not None and len(y) == len(x) - 1 == b.drawn - 1:
+    if b.missing is not None and len(y) == len(x) - 1 == b.drawn - 1:  # left out of the batch
         x = np.delete(x, b.missing)
         permitted = 0
     is_comparable = b.member and a.state == b.state
     if len(x) == 0 or len(x) != len(y) or not is_comparable:
         return
     least = _SMALLEST * x.max()
-    relative = max(_CHANGED, _ROUNDINGS * a.rounding)
+    tolerance = max(_CHANGED, _ROUNDINGS * a.rounding)
     longer = np.maximum(x, y).clip(least)
-    changed = np.flatnonzero(np.abs(x - y) > relative * longer)
+    changed = np.flatnonzero(np.abs(x - y) > tolerance * longer)
     if len(changed) > permitted:
         yield from map(int, changed)
 
@@ -96,8 +97,8 @@ def _changed_rows(a: PinnedStep, b: PinnedStep) -> Iterator[int]:
 def acquits(inspection: Inspection) -> bool:
     """Returns whether pinned runs show that all that is published depends on releases alone.
 
-    A record of each batch was exchanged or left out, so a value that depends on records in another
-    way would differ.
+    In such a run a record of each batch was exchanged or left out, or every other record was
+    replaced. So a value that depends on records in another way would differ.
     """
     pinned = inspection.pinned or PinnedRuns()
     unchanged = pinned.unchanged
@@ -121,9 +122,10 @@ class PinnedReleases(Check):
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds findings for values that depend on a record in another way than by noisy steps.
 
-        A value has bypassed the noise if it changes with the record, and not with other noise in
+        A value has bypassed the noise if it changes with the record, but not with other noise in
         the steps of the record. If it changes with random numbers outside of steps as well, these
-        may hide the record: it is doubtful, and no finding.
+        may hide the record: then it is doubtful whether the value bypassed noise, and there is no
+        finding.
         """
         pinned = inspection.pinned or PinnedRuns()
         unchanged = pinned.unchanged
@@ -136,7 +138,8 @@ class PinnedReleases(Check):
         _report_steps(exchanged, certain, judgement)
         by_noise = _largest_change(unchanged, pinned.other_noise)
         by_record = _largest_change(unchanged, exchanged)
-        # What is computed from an earlier release would change with its record as well.
+        # Later steps changed with the noise of earlier ones, and not with their record. A value
+        # that is computed from an earlier release would change with its record as well.
         if by_noise > _BEYOND_ROUNDING and by_record < _ROUNDED:
             judgement.find("noise again", "later steps")
         names = [item.name for item in certain if item.kind == "published"]
@@ -171,10 +174,10 @@ class PinnedReleases(Check):
 
 
 def _largest_change(unchanged: PinnedRun, other: PinnedRun | None) -> float:
-    """Returns how much a release without the record changed in length, at most.
+    """Returns the largest change in length of a release without the record.
 
-    It is in units of the change that rounding makes. Only steps with 32-bit numbers count, with
-    equal parameters, clipping bound and random numbers.
+    Its unit is the change that rounding makes. A step counts only if its numbers have 32 bits or
+    more, and if both runs took it with the same parameters, clipping bound and random numbers.
     """
     largest = 0.0
     steps = other.steps if other else []
@@ -204,16 +207,17 @@ def _report_steps(
         items = [item for item in certain if item.kind == kind]
         if not items:
             continue
-        first_step = items[0].step
+        number = items[0].step
+        first_step = steps[number]
         if kind == "row":
-            items = [item for item in items if item.step == first_step]
+            items = [item for item in items if item.step == number]
         judgement.find(
             finding,
-            at_step(first_step, steps[first_step].line),
-            change=steps[first_step].change or f"another record in place of {run.record}",
+            at_step(number, first_step.line),
+            change=first_step.change or f"another record in place of {run.record}",
             count=len(items),
-            rows=len(steps[first_step].rows),
-            drawn=steps[first_step].drawn,
+            rows=len(first_step.rows),
+            drawn=first_step.drawn,
             first=members[0] + 1,
             others=len(steps) - len(members),
             steps=len(steps),

@@ -15,10 +15,9 @@ class Preparation(Check):
         return inspection.preparation is not None
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        """Adds a finding if other records changed, or settings; else the outcome "observed"."""
+        """Adds findings if records of unchanged rows changed, or settings of training."""
         runs = inspection.preparation
-        if runs is None:
-            return judgement
+        assert runs is not None  # else the check does not apply
         if runs.records_changed:
             judgement.find(
                 "preparation from several records",

@@ -1,5 +1,7 @@
 """The ε that `@audited(epsilon=)` or the caller states."""
 
+import math
+
 from ...errors import plain
 from .. import claims
 from ..script_findings import Judgement
@@ -19,12 +21,13 @@ class Promise(Check):
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds a finding if the accounted steps compose to more than the stated ε."""
         promised = inspection.promised
+        assert promised is not None  # else the check does not apply
         composed = claims.composed(inspection.result, inspection.delta)
-        if promised is None or not composed <= promised * (1 + claims.TOLERANCE):
-            if not composed > 0:
-                return judgement.miss(
-                    "nothing was accounted: state the noise and sampling rate of each step"
-                )
+        if math.isnan(composed):
+            return judgement.miss(
+                "nothing was accounted: state the noise and sampling rate of each step"
+            )
+        if composed > promised * (1 + claims.TOLERANCE):
             judgement.find(
                 "promise",
                 f"epsilon={promised:g}",

@@ -16,7 +16,10 @@ class RecordsApart(Check):
         return inspection.uses_opacus
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        """Adds findings for passes in which a record changes a buffer, or outputs of others."""
+        """Adds findings for passes in which a record changes a buffer, or outputs of others.
+
+        If records seem to lie along the second dimension, the finding is about that instead.
+        """
         forwards = entries_of(inspection.record, ForwardInspection)
         passes = [entry for entry in forwards if not entry.inconclusive]
         mixing = [entry for entry in passes if entry.mixes]

@@ -16,17 +16,15 @@ class Release(Check):
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds a finding for each kind of leftover that nothing explains.
 
-        A custom loop may keep releases in `.grad`, and pinned runs may show that tensors depend on
-        releases alone.
-
-        The check is not done if the run ended early, or if records may have gone into tensors that
-        remain.
+        Two things explain leftovers: a custom loop may keep releases in `.grad`, and pinned runs
+        may show that tensors depend on releases alone. The check counts as not done if the run
+        ended early, or if records may have gone into the tensors that nothing explains.
         """
         if inspection.cut:
             return judgement.miss("the run ended before it returned a model")
         explained = set()
         if not inspection.uses_opacus:
-            explained.add("others")  # a custom loop may keep its releases in .grad
+            explained.add("others")
         if acquits(inspection):
             explained.add("tensors")
         kinds = inspection.result.leftovers

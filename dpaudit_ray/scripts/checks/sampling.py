@@ -13,7 +13,7 @@ from .check import LEVEL_SHARE, Check, Inspection, at_step, find_uneven
 
 _WHERE = "the sampler"
 _FEWEST_DRAWS = 10  # draws from which on the spread of their sizes is informative
-_FEWEST_DRAWN = 8.0  # mean records of a draw from which on the size is nearly normal
+_FEWEST_DRAWN = 8.0  # mean number of records in a draw from which on its size is nearly normal
 _LIMIT = 6.0  # standard deviations; large, as the law of shared records is only close to normal
 
 
@@ -26,36 +26,18 @@ class Sampling(Check):
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
         """Adds findings for draws that are not those of the accounted sampling.
 
-        With correlated noise the claim is about how often a record takes part. It is compared with
-        the indices that the script states. Otherwise draws of loaders are tested, and each drawn
-        record must have become one row of a step.
+        With correlated noise the claim is about how often a record takes part. Otherwise draws of
+        loaders are tested, and each sampled record must be one row of a step.
         """
         result = inspection.result
-        for made in entries_of(inspection.record, Made):
-            if made.replaced_sampler:
-                judgement.find(
-                    "sampler",
-                    made.line or "make_private",
-                    sampler=made.replaced_sampler,
-                )
+        for make_private_call in entries_of(inspection.record, Made):
+            sampler = make_private_call.replaced_sampler
+            if sampler:
+                where = make_private_call.line or "make_private"
+                judgement.find("sampler", where, sampler=sampler)
         participations = entries_of(inspection.record, Participation)
-        for entry in participations:
-            if not entry.has_indices:
-                return judgement.miss("the records that take part are not known; pass indices=")
-            if entry.record is not None:
-                record, first, second = entry.record
-                judgement.find(
-                    "participation",
-                    at_step(second, entry.line),
-                    record=record,
-                    b=entry.separation,
-                    first=first + 1,
-                    second=second + 1,
-                )
-                break
         if participations:
-            separation = participations[0].separation
-            return judgement.observe(f"each record in every {separation}th step, as claimed")
+            return _judge_participation(participations, judgement)
         if not result.draws:
             if inspection.is_unsampled:
                 return judgement.observe("every record in every step, as accounted")
@@ -68,7 +50,7 @@ class Sampling(Check):
         summary = ""
         for draws in result.draws:
             summary = _judge_draws(draws, inspection, judgement)
-        # Draws without a step, and steps with another number of gradients than records.
+        # Draws without a step, and then steps with another number of gradients than records.
         empty = result.unused.count(0)
         not_empty = len(result.unused) - empty
         if not_empty:
@@ -89,6 +71,30 @@ class Sampling(Check):
         return judgement.observe(summary)
 
 
+def _judge_participation(entries: list[Participation], judgement: Judgement) -> Judgement:
+    """Compares how often records take part with the claim of correlated noise.
+
+    Args:
+        entries: one or more; each has the claim, and some a record that breaks it.
+        judgement: takes the finding and the outcome.
+    """
+    for entry in entries:
+        if not entry.has_indices:
+            return judgement.miss("the records that take part are not known; pass indices=")
+        if entry.record is not None:
+            record, first, second = entry.record
+            judgement.find(
+                "participation",
+                at_step(second, entry.line),
+                record=record,
+                b=entry.separation,
+                first=first + 1,
+                second=second + 1,
+            )
+            break
+    return judgement.observe(f"each record in every {entries[0].separation}th step, as claimed")
+
+
 def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> str:
     """Judges the draws of one data set at one rate, and describes them in words.
 
@@ -99,24 +105,25 @@ def _judge_draws(draws: Draws, inspection: Inspection, judgement: Judgement) -> 
     """
     result = inspection.result
     rate = draws.rate or max(rate for _, rate, _ in claims.events_of(result))
+    draw_count = len(draws.sizes)
     if rate >= 1:
         # Without amplification a record may be in as many steps as were accounted.
-        most = draws.most or 0
+        most = draws.most or 0  # 0 if indices were not recorded
         if most > inspection.counted:
             judgement.find("too often", _WHERE, counted=inspection.counted, most=most)
-        return f"each record in up to all {len(draws.sizes)} steps, as accounted"
+        return f"each record in up to all {draw_count} steps, as accounted"
     failed = _failed_test(draws, rate, LEVEL_SHARE / len(result.draws), inspection)
     if failed is not None:
         judgement.findings.append(failed)
-    drawn_rate = sum(draws.sizes) / max(draws.records * len(draws.sizes), 1)
-    return f"{len(draws.sizes)} draws at a rate of {drawn_rate:.4g}"
+    drawn_rate = sum(draws.sizes) / max(draws.records * draw_count, 1)
+    return f"{draw_count} draws at a rate of {drawn_rate:.4g}"
 
 
 def _unexplained(inspection: Inspection) -> list[UnevenStep]:
-    """Returns steps with another number of rows than of drawn records that have no good reason.
+    """Returns the steps in which the numbers of rows and of sampled records differ without reason.
 
-    A good reason is that all steps use the same part of their batch, or have the same number of
-    additional rows. But another loader's rows may be records.
+    A reason is that all steps use the same part of their batch, or have the same number of
+    additional rows. But if another loader draws as many, these rows may be records.
     """
     uneven = inspection.result.uneven
     steps = [step for step in uneven if step.passes == 1 and step.records_each == 1]
@@ -124,6 +131,7 @@ def _unexplained(inspection: Inspection) -> list[UnevenStep]:
     is_constant_part = len(parts) == 1 and min(parts) > 1 and min(parts).is_integer()
     # The number of made-up rows, in addition to those of records, is the same in all batches.
     differences = {step.rows - step.drawn for step in steps}
+    # With batches of one size only, the additional rows may as well be copies of the records.
     is_constant_sum = len(differences) == 1 < len(parts) and min(differences) > 0
     is_constant_sum &= differences.isdisjoint(inspection.result.beside)
     if (is_constant_part or is_constant_sum) and len(steps) >= inspection.taken:
@@ -148,7 +156,8 @@ def _failed_test(
     n = draws.records
     draw_count = len(draws.sizes)
     total = sum(draws.sizes)
-    drawn_rate = min(rate, total / max(n * draw_count, 1))  # a lower rate than accounted is allowed
+    most = n * draw_count  # the total if each draw had all records
+    drawn_rate = min(rate, total / max(most, 1))  # a lower rate than accounted is allowed
     mean = n * drawn_rate
     # Pearson's statistic of the sizes: chi-squared if records are sampled independently.
     variance = max(mean * (1 - drawn_rate), 1e-9)
@@ -158,13 +167,12 @@ def _failed_test(
         draw_count >= _FEWEST_DRAWS and special.gammainc(draw_count / 2, spread / 2) < level / 6
     )
     is_wide = special.gammaincc(draw_count / 2, spread / 2) < level / 6
-    if total > 0 and special.bdtrc(total - 1, n * draw_count, rate) < level / 3:
-        share = total / (n * draw_count)
+    if total > 0 and special.bdtrc(total - 1, most, rate) < level / 3:
         return finding(
             "rate",
             _WHERE,
             rate=rate,
-            share=share,
+            share=total / most,
             total=total,
             draws=draw_count,
             records=n,
@@ -172,7 +180,7 @@ def _failed_test(
     if draws.twice:
         return finding("twice", _WHERE, count=draws.twice)
     deviation = _shared_records(draws, drawn_rate)
-    if deviation < -_LIMIT:
+    if deviation < -_LIMIT:  # too few records in common
         shuffled = "shuffled: each record once in a pass"
         return _judge_without_poisson(shuffled, rate, round(1 / rate), inspection)
     if is_near_normal and is_narrow:
@@ -217,10 +225,19 @@ def _is_uneven(draws: Draws, rate: float, level: float) -> bool:
 
 
 def _shared_records(draws: Draws, rate: float) -> float:
-    """Returns how many standard deviations above chance the shared records of windows are."""
+    """Returns how many standard deviations above its mean the number of shared records is.
+
+    It is the number of pairs of draws in one window that share a record; its mean and deviation are
+    those of independent draws.
+
+    Args:
+        draws: draws of one data set.
+        rate: rate at which a draw has a record.
+    """
     if draws.windows == 0:
         return 0.0
     # Numbers of times that a record may be drawn in a window, and their binomial probabilities.
+    # A record comes once on average, so that more than 60 times hardly occur.
     k = np.arange(min(draws.window, 60) + 1, dtype=np.float64)
     probability = special.binom(draws.window, k) * rate**k * (1 - rate) ** (draws.window - k)
     pairs = k * (k - 1) / 2
@@ -238,9 +255,9 @@ def _judge_without_poisson(
 ) -> Finding:
     """Returns a finding for draws that are not Poisson samples: claim violated, or only not proven.
 
-    Accountants prove claims for Poisson sampling. Neighbouring data that are hard for draws of this
-    kind give a lower bound on δ at the ε of the claim. If the bound is above δ of the claim, the
-    claim is violated.
+    Accountants prove claims for Poisson sampling. For draws of another kind, the worst known
+    neighbouring data give a lower bound on δ at the ε of the claim. If the bound is above δ of the
+    claim, the claim is violated.
 
     Args:
         sampling: kind of the draws, in words.
@@ -270,11 +287,11 @@ def _judge_without_poisson(
 def delta_without_poisson(
     epsilon: float, noise: float, rate: float, group: int, times: int
 ) -> float:
-    """Returns a δ that draws without Poisson sampling reach at `epsilon`, by one event.
+    """Returns a lower bound on δ at `epsilon` for draws without Poisson sampling, by one event.
 
     The record's gradient is C, and 0 in the neighbouring data; those of all other records are −C.
-    The event is that in k of `times` groups some step exceeds h. Groups are independent. For a
-    single group it is the lower bound of Chua et al. 2024 for shuffled batches.
+    The event is that in k or more of `times` groups the sum of some step exceeds h. Groups are
+    independent. For a single group the bound is that of Chua et al. 2024 for shuffled batches.
 
     Args:
         epsilon: ε of the claim.
@@ -283,7 +300,7 @@ def delta_without_poisson(
         group: number of steps of which one has the record; 1 for batches of a fixed size.
         times: number of groups in a run.
     """
-    h = np.linspace(-2, 10, 400) * noise
+    h = np.linspace(-2, 10, 400) * noise  # tried thresholds; each gives a valid bound
     below = special.ndtr(h / noise)
     # Compared with a step of other records only, the record's step has a sum that is larger by 2 C,
     # or by C in the neighbouring data.

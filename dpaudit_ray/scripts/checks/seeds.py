@@ -11,7 +11,7 @@ class Seeds(Check):
     question = "Can anyone with the script recompute its noise?"
 
     def examine(self, inspection: Inspection, judgement: Judgement) -> Judgement:
-        """Adds findings for seeds that both runs have: constants in the script, or of its noise."""
+        """Adds findings for seeds that both runs have: of generators of noise, or as constants."""
         result = inspection.result
         second = inspection.reseeded
         constants = set(result.seeded)

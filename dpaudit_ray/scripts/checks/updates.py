@@ -38,12 +38,14 @@ def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Jud
         outside: steps of the optimizer.
         judgement: takes findings.
     """
-    if not inspection.uses_opacus and inspection.taken > 0:
+    uses_opacus = inspection.uses_opacus
+    is_never_private = inspection.taken == 0
+    if not (uses_opacus or is_never_private):
         return  # the optimizer steps by releases of the script's own loop
     line = inspection.result.lines.get(outside.optimizer, "")
     where = with_line(f"{outside.optimizer}, {outside.steps} steps", line)
     # Without any private step, a stated ε is violated, and steps on records are not private.
-    if inspection.taken == 0 and inspection.promised is not None and not inspection.uses_opacus:
+    if is_never_private and inspection.promised is not None and not uses_opacus:
         judgement.find(
             "no privacy",
             where,
@@ -51,10 +53,10 @@ def _judge_outside(inspection: Inspection, outside: OutsideSteps, judgement: Jud
             steps=outside.steps,
             optimizer=outside.optimizer,
         )
-    elif outside.when == "after" and (outside.private or inspection.taken == 0):
-        if inspection.pinned is None and inspection.uses_opacus:
-            return  # runs with pinned releases follow
-        # They exchange records that are in arrays, wherever these are read, but no scaled copy.
+    elif outside.when == "after" and (outside.private or is_never_private):
+        if inspection.pinned is None and uses_opacus:
+            return  # runs with pinned releases follow, and then the check is repeated
+        # Such runs exchange records in arrays, wherever these are read, but not in scaled copies.
         if acquits(inspection) and inspection.result.tables:
             judgement.miss(f"whether {where}, were on private records in another form")
             return

@@ -1,4 +1,4 @@
-"""Records which steps accountants count, and which ε they state or the script got from them."""
+"""Records which steps accountants count, and which ε they state or return to the script."""
 
 import collections
 import contextlib
@@ -22,7 +22,7 @@ class Accountants:
         of_engines: the accountant of each engine that made a network private.
         all: all accountants of the script, whether an engine has them or not.
         accounted: noise and rate of each release, as far as it was accounted.
-        reports: accountants that the script called, each with the ε that it returned.
+        reports: each call of the script for an ε: the accountant, and what it returned.
         answers: ε by a digest of the question, for later runs.
         loaded: histories that were loaded from checkpoints, by identity of the accountant.
     """
@@ -39,23 +39,24 @@ class Accountants:
     def claiming(self) -> list[Any]:
         """Returns the accountants whose claim is the script's.
 
-        They are those of the script's engines. Without an engine they are all that counted steps.
+        They are those of the script's engines, or without engines all that counted steps.
         """
         if self.of_engines:
             return self.of_engines  # other accountants computed a noise multiplier or a plan
         return [accountant for accountant in self.all if accountant.history]
 
     def history(self) -> History:
-        """Returns (σ, q, steps) that the claiming accountants have counted until now."""
+        """Returns the (σ, q, steps) that the claiming accountants have counted so far."""
         events: History = ()
         for accountant in self.claiming():
             events += history_of(accountant)
         return events
 
     def note_gains(self, release: ReleaseKey | None) -> None:
-        """Notes the steps that accountants gained since the last call as those of its release.
+        """Notes which noise and rate the release of the last call was accounted with.
 
-        A script may account for a step after it, so each call is about the release before.
+        They are those of the steps that accountants counted since that call. A script may account
+        for a step after it, so they are known only before the next release.
 
         Args:
             release: the release that is about to be made, which the next call is about; None at
@@ -67,7 +68,7 @@ class Accountants:
                 step_counts[index, noise, rate] += steps
         gained = step_counts - self._counts
         if self._release is not None and gained:
-            _, noise, rate = min(gained)
+            _, noise, rate = min(gained)  # of the first accountant, the least noise
             self.accounted.append(AccountedStep(*self._release, noise, rate))
         self._counts = step_counts
         self._release = release

@@ -1,4 +1,4 @@
-"""Repeats forward passes with another record in one place: other records' outputs must stay."""
+"""Repeats forward passes with another record in one place: outputs of others must not change."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from ..protocol import ForwardInspection
 from .generators import preserve_attributes, preserve_generators
 from .tensors import tree_leaves
 
-_FEWEST_RECORDS = 3
-_REGISTERED = ("_parameters", "_buffers", "_modules")
+_FEWEST_RECORDS = 3  # records of a batch in which one is exchanged
+_REGISTERED = ("_parameters", "_buffers", "_modules")  # attributes in which PyTorch has tensors
 _CLOSE = 1e-3  # relative: arithmetic in another order changes outputs by less
 
 Inputs = tuple[Any, Any]  # arguments and keyword arguments
@@ -33,16 +33,18 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
             inconclusive=f"a pass with a batch of {batch}; {_FEWEST_RECORDS} records are needed"
         )
 
+    def has_batch(leaf: Any) -> bool:
+        """Returns whether a value is a tensor with a row for each record."""
+        return _has_dim(leaf, dim) and leaf.shape[dim] == batch
+
     def with_rows(rows: torch.Tensor) -> Inputs:
         """Returns the inputs with other rows of the batch, by their indices."""
 
-        def exchange(leaf: Any) -> Any:
+        def select(leaf: Any) -> Any:
             """Returns the rows of a tensor that has the whole batch, and other values unchanged."""
-            if not _has_dim(leaf, dim) or leaf.shape[dim] != batch:
-                return leaf
-            return leaf.index_select(dim, rows.to(leaf.device))
+            return leaf.index_select(dim, rows.to(leaf.device)) if has_batch(leaf) else leaf
 
-        return cast(Inputs, tree_map(exchange, inputs))
+        return cast(Inputs, tree_map(select, inputs))
 
     rows = torch.arange(batch)
     second_as_first = with_rows(torch.cat([rows[1:2], rows[1:]]))
@@ -53,7 +55,7 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
         changed, _ = _forward(module, second_as_first)
         _, others_learned = _forward(module, second_only)
     triples = zip(first, again, changed, strict=True)
-    outputs = [t for t in triples if _has_dim(t[0], dim) and t[0].shape[dim] == batch]
+    outputs = [triple for triple in triples if has_batch(triple[0])]
     if not outputs:
         return ForwardInspection(
             inconclusive="the network returns no tensor with a row for each record of its batch"
@@ -68,7 +70,7 @@ def repeat_forward(module: Any, inputs: Inputs, dim: int) -> ForwardInspection:
         change = (unchanged - other.narrow(dim, 1, batch - 1)).abs().max()
         largest = float(unchanged.abs().max()) or 1.0
         relative_change = max(relative_change, float(change) / largest)
-    learning = []  # names of tensors in which different records leave different values
+    learning = []  # names of tensors in which different batches leave different values
     for name in sorted({*learned, *others_learned}):
         a = learned.get(name)
         b = others_learned.get(name)
@@ -88,7 +90,7 @@ def in_functorch() -> bool:
 
 
 def mapped_batch(inputs: Inputs) -> int | None:
-    """Returns how many records a call has for each entry that `vmap` maps; None without `vmap`."""
+    """Returns the number of records in each entry that `vmap` maps over; None without `vmap`."""
     functorch: Any = torch._C._functorch
     for leaf in tree_leaves(inputs):
         tensor = leaf
@@ -113,16 +115,17 @@ def lies_time_first(inputs: Inputs, records: int) -> bool:
 
 
 def _has_dim(value: Any, dim: int) -> bool:
+    """Returns whether a value is a tensor that has a dimension with this index."""
     return isinstance(value, torch.Tensor) and value.dim() > dim
 
 
 def _forward(module: Any, inputs: Inputs) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Runs a forward pass, and undoes its changes.
+    """Runs a forward pass, and undoes its changes to the network.
 
-    A forward pass itself may shorten an embedding's rows, or follow a mean.
+    For example, a pass may shorten rows of an embedding, or update a running mean.
 
     Returns:
-        The outputs, and the new values of parameters and buffers that the pass changed.
+        The outputs, and the new values of parameters and buffers that the pass changed, by name.
     """
     args, kwargs = inputs
     before = {name: tensor.clone() for name, tensor in _registered(module)}
@@ -138,6 +141,7 @@ def _forward(module: Any, inputs: Inputs) -> tuple[list[torch.Tensor], dict[str,
 
 
 def _registered(module: Any) -> list[tuple[str, torch.Tensor]]:
+    """Returns the parameters and buffers of a network, with their names."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     return [(name, tensor.detach()) for name, tensor in tensors]
 

@@ -1,7 +1,6 @@
 """Puts random generators back after a replay, and seeds them."""
 
 import contextlib
-import hashlib
 import itertools
 import pickle
 import random
@@ -13,16 +12,17 @@ import numpy as np
 import torch
 
 from .hooks import users_frames
+from .tensors import hex_digest
 
 Generator = Any  # a generator of torch, numpy or Python
 KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _MOST_PARTS = 100  # parts of a container that are searched for generators
-_SEED_STEP = 7919  # difference between the seeds of generators that are seeded together
+_SEED_STEP = 7919  # difference between seeds, so that generators seeded together differ
 
 
 @contextlib.contextmanager
 def preserve_generators(generators: Iterable[Generator] = ()) -> Iterator[None]:
-    """Puts all generators back at the end: Python's, numpy's, torch's, and the passed ones."""
+    """Puts generators back at the end: Python's, numpy's, torch's, and the passed ones."""
     states = [(generator, _state(generator)) for generator in _with_global(generators)]
     try:
         yield
@@ -50,7 +50,7 @@ def states_of_all(generators: Iterable[Generator]) -> tuple[str, ...]:
         state = _state(generator)
         # A pickled tensor would have its address in it.
         values = state.numpy() if isinstance(state, torch.Tensor) else state
-        states.append(hashlib.blake2b(pickle.dumps(values), digest_size=16).hexdigest())
+        states.append(hex_digest(pickle.dumps(values)))
     return tuple(states)
 
 
@@ -87,10 +87,10 @@ def seed_generators(seed: int, generators: Iterable[Generator] = ()) -> None:
 
 def _with_global(generators: Iterable[Generator]) -> list[Generator]:
     """Returns the passed generators after those that libraries draw from by default."""
-    everywhere = [random._inst, np.random.mtrand._rand, torch.default_generator]
+    defaults = [random._inst, np.random.mtrand._rand, torch.default_generator]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        everywhere += torch.cuda.default_generators
-    return [*everywhere, *generators]
+        defaults += torch.cuda.default_generators
+    return [*defaults, *generators]
 
 
 def script_generators() -> list[Generator]:
@@ -111,7 +111,12 @@ def is_torch_state(value: Any) -> bool:
 
 
 def generators_in(value: Any, depth: int = 2) -> Iterator[Generator]:
-    """Yields the generators that a value is, or has as parts or as parts of parts."""
+    """Yields the generators in a value: the value itself, its parts, and parts of parts.
+
+    Args:
+        value: any value.
+        depth: how often parts are divided again.
+    """
     # Not isinstance: it asks some objects for their class, and they warn or fail.
     if issubclass(type(value), KINDS):
         yield value

@@ -25,7 +25,7 @@ _FACTORS = (1.0, 30.0, 1e3)  # times a record's loss, so that its gradient must 
 
 def install(run: WatchedRun) -> None:
     """Inspects backward passes of ghost clipping from now on, if this version of Opacus has it."""
-    inspected = set()  # backward passes, by optimizer and step
+    inspected = set()  # keys of steps whose backward pass was inspected
 
     def backward(
         original: Any,
@@ -33,8 +33,9 @@ def install(run: WatchedRun) -> None:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Inspects the backward pass of a loss if its step is due, then calls it."""
+        """Inspects the backward pass of a loss if its step is to be inspected, then calls it."""
         for watched in run.optimizers if run.inspects else ():
+            # The first backward pass stands for all of its step.
             is_due = watched.steps in INSPECTED and watched.at not in inspected
             if watched.optimizer is loss.optimizer and is_due:
                 inspected.add(watched.at)
@@ -53,7 +54,7 @@ def install(run: WatchedRun) -> None:
 
         @before(ghost.GradSampleModuleFastGradientClipping, "get_norm_sample")
         def note_norms(*_: Any) -> None:
-            """Notes that lengths of gradients were computed, as any way to clip them does."""
+            """Notes that lengths of gradients were computed, as clipping needs them."""
             run.networks.has_norms = True
 
     if ghost := import_if_there("opacus.utils.fast_gradient_clipping_utils"):
@@ -88,13 +89,13 @@ def _clipped_sum(
     position: int,
     factor: float,
 ) -> Release:
-    """Returns the clipped sum if one record's loss were `factor` times as large.
+    """Returns the sum of clipped gradients if one record's loss were `factor` times as large.
 
     Args:
         loss: loss of Opacus, with the loss of each record.
         backward: the loss's backward pass, without the watch.
         position: the record's position in the batch.
-        factor: 0 leaves the record out.
+        factor: factor of the record's loss; 0 leaves the record out.
     """
     weights = torch.ones_like(loss.loss_per_sample)
     weights[position] = factor
@@ -108,17 +109,17 @@ def _clipped_sum(
 
 
 @contextlib.contextmanager
-def _trial_backward(hooks: Any, params: list[Any]) -> Iterator[None]:
-    """Opens a context for the audit's own backward passes: at its end, their changes are undone.
+def _trial_backward(wrapper: Any, params: list[Any]) -> Iterator[None]:
+    """Undoes, at the end, what the audit's own backward passes inside have changed.
 
-    These passes retain the graph, since the script's own backward pass needs it later.
+    These passes retain the graph, since the script's backward pass needs it later.
 
     Args:
-        hooks: Opacus' wrapper of the network, which adds the hooks of ghost clipping.
+        wrapper: Opacus' wrapper of the network, which adds the hooks of ghost clipping.
         params: the parameters that the optimizer steps.
     """
-    modules = list(getattr(hooks, "_module", hooks).modules())
-    norms = vars(hooks).get("_per_sample_gradient_norms")
+    modules = list(getattr(wrapper, "_module", wrapper).modules())
+    norms = vars(wrapper).get("_per_sample_gradient_norms")
     tensor_class: Any = torch.Tensor
     original_backward = tensor_class.backward
 
@@ -136,12 +137,12 @@ def _trial_backward(hooks: Any, params: list[Any]) -> Iterator[None]:
             yield
         finally:
             tensor_class.backward = original_backward
-            hooks._per_sample_gradient_norms = norms
+            wrapper._per_sample_gradient_norms = norms
 
 
 @contextlib.contextmanager
 def parameters_copied(params: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Copies gradients and attributes of parameters inside, and puts them back at the end."""
+    """Puts copies in place of gradients and attributes of parameters, until the end."""
     before = [(p, p.grad) for p in params]
     with preserve_attributes(p for p, _ in before):
         for p, grad in before:

@@ -14,7 +14,7 @@ from ... import imports
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     """Returns a decorator that replaces a function by the decorated one.
 
-    The decorated function gets the original function before all arguments.
+    The decorated function takes the original function first, and then the arguments of the call.
 
     Args:
         owner: module or class that has the function.
@@ -32,7 +32,7 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 def _observe(owner: Any, name: str, is_after: bool) -> Callable[[Callable[..., None]], None]:
     """Returns a decorator for a function that is to be called with each call of another function.
 
-    It gets the same arguments.
+    The decorated function takes the same arguments as the other one.
 
     Args:
         owner: module or class that has the observed function.
@@ -46,12 +46,12 @@ def _observe(owner: Any, name: str, is_after: bool) -> Callable[[Callable[..., N
         @around(owner, name)
         def call(original: Any, /, *args: Any, **kwargs: Any) -> Any:
             """Calls both functions; returns what the observed one returns."""
-            if is_after:
-                returned = original(*args, **kwargs)
+            if not is_after:
                 observer(*args, **kwargs)
-                return returned
-            observer(*args, **kwargs)
-            return original(*args, **kwargs)
+            returned = original(*args, **kwargs)
+            if is_after:
+                observer(*args, **kwargs)
+            return returned
 
     return register
 
@@ -61,7 +61,7 @@ after = functools.partial(_observe, is_after=True)
 
 
 def import_if_there(name: str) -> Any:
-    """Imports a module; returns None if the environment, or its version of a library, lacks it."""
+    """Imports a module; returns None if the script's environment does not have it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:
@@ -72,13 +72,13 @@ is_users = functools.cache(imports.is_users)
 
 
 def is_of_user(value: Any) -> bool:
-    """Returns whether the user's code has the class of a value."""
+    """Returns whether the class of a value is defined in the user's code."""
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     return bool(file) and is_users(file)
 
 
 def users_frames() -> list[FrameType]:
-    """Returns the frames of the user's code that are being run, the innermost first."""
+    """Returns the frames of the user's code that is running, the innermost first."""
     frames = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -89,7 +89,7 @@ def users_frames() -> list[FrameType]:
 
 
 def calling_line() -> str:
-    """Returns file and line of the user's code that is being run; "" if no such code runs."""
+    """Returns file:number of the user's line that is running; "" if no such code is running."""
     frames = users_frames()
     if not frames:
         return ""

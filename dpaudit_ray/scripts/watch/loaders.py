@@ -23,9 +23,11 @@ ReleaseKey = tuple[int, int]  # number of an optimizer or call site, and its ste
 
 @dataclass(eq=False)
 class Iteration:
-    """A walk through a loader of `data`, by its sampler.
+    """A walk through a loader.
 
     Attributes:
+        data: the loader's data set.
+        sampler: draws the indices of batches.
         splits: a draw is passed to the script in several parts.
         waiting: draws whose batch the script has not got yet.
         batches: draws that the script got since its last step.
@@ -49,7 +51,7 @@ class Iteration:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """Indices that a sampler drew from `data`, and the release that was made of them."""
+    """Indices that a sampler drew from a data set, and the release that was made of them."""
 
     data: Any
     indices: Indices
@@ -102,7 +104,7 @@ class LoaderWatch:
 
         @around(_BaseDataLoaderIter, "__next__")
         def advance(original: Any, iterator: Any) -> Any:
-            """Returns the next batch. Notes the oldest waiting draw, its own, if it may train."""
+            """Returns the next batch, whose draw is the oldest waiting one, and notes the draw."""
             batch = original(iterator)
             iteration = self._iterations.get(iterator)
             if iteration is not None and iteration.waiting:
@@ -127,15 +129,15 @@ class LoaderWatch:
         return is_private or not self._private_draws
 
     def at_step(self, accumulated: int, release: ReleaseKey) -> int:
-        """Notes of which draws a release is made.
+        """Notes from which draws a release is made.
 
         Args:
-            accumulated: number of draws, the last ones, whose gradients are added up in the
-                release. If a loader splits draws, all parts of a draw are.
+            accumulated: number of draws whose gradients are added up in the release: the last
+                ones. If a loader splits draws, all parts since the last release are one draw.
             release: optimizer or call site, and its step.
 
         Returns:
-            The number of records of these draws; 0 if it is unknown, or parts are added up.
+            The number of records in these draws; 0 if it is unknown, or if the loader splits draws.
         """
         iteration = self.current
         if iteration is None:
@@ -155,7 +157,7 @@ class LoaderWatch:
 
 
 def _as_indices(batch: Any) -> Indices:
-    """Returns what a sampler drew as indices; an empty array if it drew anything else."""
+    """Converts what a sampler drew into an array; returns an empty one if it drew no indices."""
     with contextlib.suppress(TypeError, ValueError):  # a sampler may draw anything
         return np.atleast_1d(np.asarray(batch, dtype=np.int64))
     return np.zeros(0, dtype=np.int64)
@@ -164,8 +166,8 @@ def _as_indices(batch: Any) -> Indices:
 def draw_counts(draws: Sequence[Indices], records: int, rate: float) -> Draws:
     """Counts how often records were drawn, and which draws have a record in common.
 
-    In a window of draws each record comes once on average. Draws of shuffled batches in a window
-    share no record, and independent draws share some.
+    In a window of draws each record comes once on average. Shuffled batches of one window have no
+    record in common, and independent draws have some.
 
     Args:
         draws: indices of the records of each draw.
@@ -174,7 +176,7 @@ def draw_counts(draws: Sequence[Indices], records: int, rate: float) -> Draws:
     """
     window = max(2, round(1 / rate)) if 0 < rate < 1 else max(2, len(draws))
     windows = len(draws) // window
-    shared_pairs = 0
+    shared_pairs = 0  # pairs of draws in one window, counted once for each common record
     for first in range(0, windows * window, window):
         times = _times_drawn(draws[first : first + window], records)
         shared_pairs += int((times * (times - 1) // 2).sum())

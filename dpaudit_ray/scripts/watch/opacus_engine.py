@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import functools
-import hashlib
 import sys
 from dataclasses import replace
 from typing import Any
@@ -20,6 +19,7 @@ from .hooks import after, around, before, import_if_there
 from .other_updates import note_initial_statistics, note_input
 from .publications import digests_of_all_networks
 from .run_state import WatchedRun
+from .tensors import hex_digest
 
 _NO_HOOKS = "GradSampleModuleNoOp"  # Opacus' class of a network with grad_sample_mode="no_op"
 _USUAL_SAMPLERS = {
@@ -37,10 +37,7 @@ _QUESTIONS = ("get_epsilon", "get_privacy_spent")  # accountants' methods that r
 
 
 def install(run: WatchedRun) -> None:
-    """Watches engines, accountants and networks from now on, if Opacus is installed.
-
-    A call that states a target of ε and δ comes before its call of `make_private`.
-    """
+    """Watches engines, accountants and networks from now on, if Opacus is installed."""
     if not import_if_there("opacus"):
         return
     from opacus import PrivacyEngine
@@ -48,7 +45,7 @@ def install(run: WatchedRun) -> None:
     from opacus.accountants.accountant import IAccountant
 
     def note_target(*_: Any, **kwargs: Any) -> None:
-        """Notes the ε and δ for which a noise multiplier is about to be computed."""
+        """Notes the ε and δ for which a noise multiplier is computed, before `make_private`."""
         networks = run.networks
         networks.delta = kwargs.get("target_delta")
         networks.target = (kwargs.get("target_epsilon"), networks.delta)
@@ -69,7 +66,8 @@ def _make_private(
 ) -> Any:
     """Calls `make_private`, with an additional record if that is requested; records it as `Made`.
 
-    Tensors that networks have before are noted, so that none is taken for a trace of private steps.
+    It also notes the tensors that networks have before, so that none of them is later taken for a
+    result of private steps.
 
     Args:
         run: the run.
@@ -94,6 +92,7 @@ def _make_private(
             note_initial_statistics(run, module, loader.dataset)
     private = original(engine, module=module, data_loader=loader, **options)
     # (module, optimizer, loader), or with the criterion before the loader.
+    optimizer = private[1]
     run.loaders.private.append(private[-1])
     networks.batch_first = bool(options.get("batch_first", True))
     records = None
@@ -101,23 +100,25 @@ def _make_private(
         records = len(loader.dataset)
     epsilon, delta = networks.target
     networks.target = (None, None)
+    dropped_sampler = ""
+    if options.get("poisson_sampling", True):
+        dropped_sampler = replaced_sampler(loader)
     entry = Made(
         phase=run.phase,
         records=records,
         batches=len(loader),
-        noise=float(private[1].noise_multiplier),
-        expected_batch_size=private[1].expected_batch_size,
+        noise=float(optimizer.noise_multiplier),
+        expected_batch_size=optimizer.expected_batch_size,
+        replaced_sampler=dropped_sampler,
         target_epsilon=epsilon,
         target_delta=delta,
     )
-    if options.get("poisson_sampling", True):
-        entry = replace(entry, replaced_sampler=replaced_sampler(loader))
     run.put(entry)
     return private
 
 
 class AccountantWatch:
-    """Records accountants of any class from their first instance on, and what they answer."""
+    """Records the script's accountants, and the ε that they return to the script."""
 
     def __init__(self, run: WatchedRun) -> None:
         """Begins without accountants; `register` is called with each new one."""
@@ -128,20 +129,21 @@ class AccountantWatch:
     def register(self, accountant: Any, *_: Any, **__: Any) -> None:
         """Records an accountant that was made, and wraps the methods of its classes."""
         accountants = self._run.accountants
-        # Some accountants are made by Opacus' analysis, which computes with them.
-        helps = _caller().startswith("opacus.accountants.analysis")
-        if helps or any(accountant is other for other in accountants.all):
+        # Opacus' analysis makes accountants to compute with: these count no steps of the script.
+        is_for_analysis = _caller().startswith("opacus.accountants.analysis")
+        # The constructors of a class and of its base class both call this method.
+        if is_for_analysis or any(accountant is other for other in accountants.all):
             return
         accountants.all.append(accountant)
-        for kind in type(accountant).__mro__:
+        for owner in type(accountant).__mro__:
             for name in ("load_state_dict", *_QUESTIONS):
-                if name not in vars(kind) or (kind, name) in self._wrapped:
+                if name not in vars(owner) or (owner, name) in self._wrapped:
                     continue
-                self._wrapped.add((kind, name))
+                self._wrapped.add((owner, name))
                 if name in _QUESTIONS:
-                    around(kind, name)(functools.partial(self._answer, name))
+                    around(owner, name)(functools.partial(self._answer, name))
                 else:
-                    after(kind, name)(self._load)
+                    after(owner, name)(self._load)
 
     def _load(self, accountant: Any, *_: Any, **__: Any) -> None:
         """Notes the history that an accountant has just loaded from a checkpoint."""
@@ -157,7 +159,7 @@ class AccountantWatch:
     ) -> Any:
         """Calls an accountant's method for ε, and notes the answer if the script itself asks.
 
-        The inspected run's answers are used in later runs.
+        Later runs of the audit get the answers of the inspected run, without a call.
 
         Args:
             name: name of the method, one of _QUESTIONS.
@@ -166,15 +168,16 @@ class AccountantWatch:
             args: arguments of the call.
             kwargs: keyword arguments of the call.
         """
-        # Other accountants ask, too, and functions that search for a noise multiplier.
+        # Other accountants call the method, too, and functions that search for a noise multiplier.
         if self._is_answering or _caller().startswith(("opacus.accountants", "dpaudit_ray.")):
             return original(accountant, *args, **kwargs)
         run = self._run
         # Each run of an audit asks the same question, and an answer may take a second.
         question = repr((type(accountant).__qualname__, accountant.history, args, kwargs))
-        key = hashlib.blake2b(question.encode(), digest_size=16).hexdigest()
+        key = hex_digest(question.encode())
         self._is_answering = True
         try:
+            # `get_privacy_spent` returns more than the ε that was noted.
             if name == "get_epsilon" and key in run.request.answers:
                 answer = np.float64(run.request.answers[key])
             else:
@@ -190,7 +193,7 @@ class AccountantWatch:
 
 
 def _caller() -> str:
-    """Returns the module that called a wrapped function."""
+    """Returns the name of the module that called a wrapped function."""
     frame: Any = sys._getframe(1)
     while frame.f_code.co_filename in (__file__, hooks.__file__):
         frame = frame.f_back
@@ -200,8 +203,8 @@ def _caller() -> str:
 def _inspect_forward_passes(run: WatchedRun) -> None:
     """Inspects the first forward passes of each network from now on.
 
-    Passes of a private network are repeated with another record. Inputs of other networks are
-    noted, since the private records may train these networks.
+    Passes of a private network are repeated with another record. The inputs of other networks are
+    noted, since private records may train these networks.
     """
     passes = collections.Counter[int]()  # passes of private networks, by identity
 
@@ -210,7 +213,7 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
         """Inspects a forward pass that is about to happen, if it is one of the first."""
         if not run.inspects:
             return
-        # `_NO_HOOKS` calls the network's forward, and not the network.
+        # `_NO_HOOKS` calls the `forward` of its network, so the network itself is never called.
         network = module._module if type(module).__name__ == _NO_HOOKS else module
         is_private = any(network is private for private in run.networks.modules)
         is_mapped = in_functorch()
@@ -230,7 +233,7 @@ def _inspect_forward_passes(run: WatchedRun) -> None:
 def _inspect_forward(run: WatchedRun, module: Any, inputs: Inputs) -> ForwardInspection:
     """Repeats a pass of a private network with another record in one place.
 
-    The number of rows is also compared with the size of the last draw: without `batch_first=False`,
+    It also compares the number of rows with the size of the last draw. Without `batch_first=False`,
     Opacus takes the first dimension for the records, though it may be time.
 
     Args:
@@ -239,8 +242,9 @@ def _inspect_forward(run: WatchedRun, module: Any, inputs: Inputs) -> ForwardIns
         inputs: arguments and keyword arguments of the pass.
     """
     networks = run.networks
+    dim = 0 if networks.batch_first else 1  # along which records lie
     with run.replay():
-        entry = repeat_forward(module, inputs, 0 if networks.batch_first else 1)
+        entry = repeat_forward(module, inputs, dim)
     iteration = run.loaders.current
     if not networks.batch_first or iteration is None or not iteration.batches:
         return entry
@@ -248,7 +252,12 @@ def _inspect_forward(run: WatchedRun, module: Any, inputs: Inputs) -> ForwardIns
 
 
 def _inspect_mapped(run: WatchedRun, _: Any, inputs: Inputs) -> ForwardInspection:
-    """Notes how many records each entry has that a pass under `vmap` separates."""
+    """Notes how many records each entry has over which `vmap` maps a pass.
+
+    Args:
+        run: the run.
+        inputs: arguments and keyword arguments of the pass.
+    """
     records = mapped_batch(inputs)
     if records is None:
         return ForwardInspection(inconclusive="a forward pass in torch.func without vmap")
@@ -267,10 +276,10 @@ def replaced_sampler(loader: Any) -> str:
 
 def _subclasses(base: Any) -> list[Any]:
     """Returns all classes that are derived from `base`, at any depth."""
-    kinds = []
+    classes = []
     for child in base.__subclasses__():
-        kinds += [child, *_subclasses(child)]
-    return kinds
+        classes += [child, *_subclasses(child)]
+    return classes
 
 
 def one_record_more(loader: Any) -> Any:

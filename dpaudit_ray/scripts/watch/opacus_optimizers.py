@@ -16,6 +16,7 @@ import functools
 import math
 import types
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,7 +50,7 @@ from .tensors import (
 
 _GHOST = "DPOptimizerFastGradientClipping"  # Opacus' class of optimizers with ghost clipping
 
-Change = Callable[[Any], None] | None  # alters the copies that a step is about to work on
+Change = Callable[[], None] | None  # alters the gradients that a step is about to clip
 Call = functools.partial[Any]  # a call of an optimizer's method, with its arguments
 Passes = list[list[torch.Tensor]]  # gradients of examples, by parameter and backward pass
 
@@ -67,7 +68,7 @@ def install(run: WatchedRun) -> None:
         """Notes the gradients of a private step, or counts a step that is not private."""
         if run.replaying:
             return
-        # A private step ends in a step of the wrapped optimizer, and that one is seen here.
+        # A private step ends in a step of the wrapped optimizer, which calls this hook.
         stepping = [w for w in wrappers(optimizer) if w.is_stepping or w.may_step]
         if stepping:
             stepping[0].note_update()
@@ -97,14 +98,14 @@ def _watch_private(run: WatchedRun) -> None:
         """Watches an optimizer from its construction on."""
         run.optimizers.append(OptimizerWatch(run, len(run.optimizers), optimizer))
 
-    def adapt(loss: Any, /, *_: Any, **__: Any) -> None:
-        """Replaces the method of a loss that adapts the bound by one of the optimizer's watch."""
+    def watch_adaptation(loss: Any, /, *_: Any, **__: Any) -> None:
+        """Replaces a loss's method that adapts the clipping bound by the watch's `adapt`."""
         for watched in run.optimizers:
             if watched.optimizer is loss.optimizer:
                 vars(loss)["_update_clip_and_noise"] = functools.partial(watched.adapt, loss)
 
     if adaptive := import_if_there("opacus.utils.adaptive_clipping"):
-        after(adaptive.DPTensorFastGradientAdaptiveClipping, "__init__")(adapt)
+        after(adaptive.DPTensorFastGradientAdaptiveClipping, "__init__")(watch_adaptation)
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,8 @@ class OptimizerWatch(StepWatch):
         self.last_release: Release | None = None
         self._pinned: PinnedStep | None = None  # the entry of the step, in a pinned run
         self._pinned_noise = 0.0  # standard deviation of the numbers that replace releases
-        self._examples = 0  # number of gradients in the parts of the step so far
-        self._backwards = 0  # number of backward passes that made these gradients
+        self._gradient_count = 0  # examples' gradients in the parts of the step so far
+        self._backward_count = 0  # backward passes that made these gradients
         self._adapted_bound: _AdaptedBound | None = None
         # Adds a gradient that an adaptive bound counts as unclipped.
         self._unclipped_change: Change = None
@@ -172,10 +173,10 @@ class OptimizerWatch(StepWatch):
                 vars(optimizer)[name] = types.MethodType(_enter_by(name, enter), optimizer)
         generator = getattr(optimizer, "generator", None)
         if isinstance(generator, torch.Generator):
-            first = generator.initial_seed()
-            run.noise_seeds.append(first)
+            seed = generator.initial_seed()
+            run.noise_seeds.append(seed)
             if run.request.reseeds:
-                generator.manual_seed(run.request.derived("generator", number, 0, first))
+                generator.manual_seed(run.request.derived("generator", number, 0, seed))
 
     def _enter_step(self, call: Call) -> Any:
         """Takes a step in place of the optimizer's `step`."""
@@ -191,16 +192,16 @@ class OptimizerWatch(StepWatch):
 
         def release() -> Any:
             """Makes the release; returns whether the wrapped optimizer is to step."""
-            steps = self._apply_pending(call)
-            if steps and not self.run.replaying:
+            is_to_step = self._apply_pending(call)
+            if is_to_step and not self.run.replaying:
                 self._pin()
-            return steps
+            return is_to_step
 
         if self.is_stepping or self.run.replaying:
             return release()
-        steps = self._take_step(release, has_closure=False)
-        self.may_step = bool(steps)
-        return steps
+        is_to_step = self._take_step(release, has_closure=False)
+        self.may_step = bool(is_to_step)
+        return is_to_step
 
     def _enter_noise(self, call: Call) -> Any:
         """Adds noise in place of the optimizer's `add_noise`, and notes if the script called it."""
@@ -212,7 +213,7 @@ class OptimizerWatch(StepWatch):
         change = self._pending_change
         self._pending_change = None
         if change is not None:
-            change(self.optimizer)
+            change()
         return call()
 
     @contextlib.contextmanager
@@ -224,7 +225,7 @@ class OptimizerWatch(StepWatch):
         if self._has_closure:
             self._pending_change = change
         elif change is not None:
-            change(self.optimizer)
+            change()
         try:
             yield
         finally:
@@ -233,7 +234,8 @@ class OptimizerWatch(StepWatch):
     def _take_step(self, call: Callable[[], Any], has_closure: bool) -> Any:
         """Inspects a step, decides about its canary, and takes it.
 
-        If it is a part of a step, whose gradients Opacus only adds up, it is only counted.
+        For one of several virtual batches, whose gradients Opacus only adds up, the script calls
+        `step` as well. Such a part of a step is only counted.
 
         Args:
             call: takes the step as the script would.
@@ -252,19 +254,17 @@ class OptimizerWatch(StepWatch):
             self._add_part(self._passes())
             with self._stepping():  # `step` calls `pre_step`, which decides to skip the step
                 return call()
-        self.finish_pinned()  # that of the step before
+        self.finish_pinned()  # the entry of the step before
         self._open_iteration = None  # this step completes the draw
         self.last_release = None
         self._call = call
         self._has_closure = has_closure
         with run.clock.inspection():
             change = self._prepare_step()
-        with contextlib.ExitStack() as during:
-            during.enter_context(self._stepping())
-            during.enter_context(self._changed(change))
-            if self._pinned is not None:
-                during.enter_context(self.pinned_noise(self._pinned.member))
-            during.enter_context(self.fresh_noise())
+        pinned_noise: AbstractContextManager[Any] = contextlib.nullcontext()
+        if self._pinned is not None:
+            pinned_noise = self.pinned_noise(self._pinned.member)
+        with self._stepping(), self._changed(change), pinned_noise, self.fresh_noise():
             result = call()
         history = run.accountants.history()
         noise, rate = history[-1][:2] if history else (None, None)
@@ -301,7 +301,7 @@ class OptimizerWatch(StepWatch):
             self.is_stepping = False
 
     def _check_open_sum(self) -> None:
-        """Records a sum that another walk through the data left, to which this step adds."""
+        """Records that this step adds to a sum which another walk through the data left."""
         iteration = self._open_iteration
         if iteration is None or iteration is self.run.loaders.current:
             return
@@ -309,9 +309,10 @@ class OptimizerWatch(StepWatch):
             self.run.put(CarriedSum(step=self.steps))
 
     def _passes(self) -> Passes:
-        """Returns the gradients of examples; with ghost clipping there are none."""
+        """Returns the gradients of examples; empty with ghost clipping, which has none."""
         passes = []
         for p in self.optimizer.params:
+            # A tensor after one backward pass, and a list of tensors after several.
             sample = getattr(p, "grad_sample", None)
             if sample is not None:
                 passes.append(sample if isinstance(sample, list) else [sample])
@@ -319,9 +320,10 @@ class OptimizerWatch(StepWatch):
 
     def _add_part(self, passes: Passes) -> int:
         """Counts a part of a step; returns how many examples it has, or 0 if that is unknown."""
+        # Not all parameters need to be in each backward pass.
         rows = max((sum(map(len, samples)) for samples in passes), default=0)
-        self._examples += rows
-        self._backwards += max(map(len, passes), default=1)
+        self._gradient_count += rows
+        self._backward_count += max(map(len, passes), default=1)
         return rows
 
     def _count_examples(self) -> Passes:
@@ -332,16 +334,16 @@ class OptimizerWatch(StepWatch):
         run = self.run
         passes = [] if self._has_closure else self._passes()
         rows = self._add_part(passes)
-        examples = self._examples
-        records = run.loaders.at_step(self._backwards, self.at)
+        count = self._gradient_count
+        records = run.loaders.at_step(self._backward_count, self.at)
         self.rows = rows if passes else records
-        if passes and records and examples != records:
+        if passes and records and count != records:
             size = run.networks.records_each
             # Are there as many gradients as micro-batches of this size, the last one shorter?
-            records_each = size if 0 <= records - examples * size < size else 1
-            step = UnevenStep(self.steps, examples, records, self._backwards, records_each)
+            records_each = size if 0 <= records - count * size < size else 1
+            step = UnevenStep(self.steps, count, records, self._backward_count, records_each)
             run.uneven.append(step)
-        self._examples = self._backwards = 0
+        self._gradient_count = self._backward_count = 0
         return passes
 
     def _begin_pinned(self, passes: Passes) -> None:
@@ -353,7 +355,7 @@ class OptimizerWatch(StepWatch):
         run = self.run
         params = list(self.optimizer.params)
         # Under autocast, gradients have fewer digits than parameters.
-        computed = sum(passes, params)
+        tensors = sum(passes, params)
         # Another record in a batch may change the random numbers of the batch's other records.
         generators = [*self.generators, *generators_in(run.networks.data, depth=3)]
         draws = run.loaders.last_draws
@@ -369,7 +371,7 @@ class OptimizerWatch(StepWatch):
             member=run.request.is_about(draw),
             release=(),
             rows=tuple(rows),
-            rounding=max((torch.finfo(t.dtype).eps for t in computed), default=0.0),
+            rounding=max((torch.finfo(t.dtype).eps for t in tensors), default=0.0),
             state="".join([*states_of_all(generators), *map(bytes.hex, digests), str(self.bound)]),
             drawn=len(draw),
             bound=self.bound,
@@ -378,7 +380,7 @@ class OptimizerWatch(StepWatch):
             self._pinned = pinned_runs.with_variation(run, self._pinned, draws)
 
     def note_update(self) -> None:
-        """Notes the gradients that the wrapped optimizer is about to use; ends a pinned step."""
+        """Notes the gradients that the wrapped optimizer is about to use; records a pinned step."""
         self.may_step = False
         self.last_release = gradients(self.optimizer.params)
         self._pin()  # if the script never called `pre_step`
@@ -387,21 +389,21 @@ class OptimizerWatch(StepWatch):
             self.finish_pinned()
 
     def finish_pinned(self) -> None:
-        """Records a pinned step."""
+        """Records the step of a pinned run, if it has made a release that is not recorded yet."""
         if self._pinned is not None and self._pinned.release:
             self.run.put(self._pinned)
             self._pinned = None
 
     def _digests(self) -> tuple[str, ...]:
-        """Returns digests of the gradients that parameters have now."""
+        """Returns digests of the parameters' present gradients."""
         params = self.optimizer.params
         return tuple(sample_digest(p.grad).hex() for p in params if p.grad is not None)
 
     def _pin(self) -> None:
         """Notes the release of a step of a pinned run, and replaces it by random numbers.
 
-        The numbers are as large as the noise, and the same in all pinned runs. Nothing is done in
-        other runs, nor a second time in a step.
+        The numbers are as large as the noise, and the same in all pinned runs. The method does
+        nothing in other runs, and nothing if it is called again in the same step.
         """
         if self._pinned is None or self._pinned.release:
             return
@@ -422,11 +424,11 @@ class OptimizerWatch(StepWatch):
             p.grad = gradient.to(p)
 
     def _unit_gradient(self) -> float:
-        """Returns the length that a clipped gradient of length 1 has in the released gradient."""
+        """Returns the length that a clipped gradient of length 1 has in the release."""
         optimizer = self.optimizer
         if optimizer.loss_reduction != "mean":
             return 1.0
-        # The optimizer has no such attribute or number.
+        # Some optimizers have no number of accumulated batches, or cannot compute it.
         with contextlib.suppress(AttributeError, IndexError, ValueError):
             return 1 / float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
         return 1 / float(optimizer.expected_batch_size)
@@ -437,9 +439,9 @@ class OptimizerWatch(StepWatch):
     def without(self, index: int) -> Change:
         """Implements `StepWatch.without`; `index` counts over all backward passes of the step."""
 
-        def change(optimizer: Any) -> None:
-            """Takes the example's row out of the gradients of each parameter."""
-            for p in optimizer.params:
+        def change() -> None:
+            """Removes the example's row from the gradients of each parameter."""
+            for p in self.optimizer.params:
                 position = index
                 is_list = isinstance(p.grad_sample, list)
                 parts = p.grad_sample if is_list else [p.grad_sample]
@@ -453,23 +455,26 @@ class OptimizerWatch(StepWatch):
         return change
 
     def appended(self, row: list[torch.Tensor]) -> Change:
-        """Implements `StepWatch.appended`: in the last backward pass, or the ghost sum."""
+        """Implements `StepWatch.appended`: in the last backward pass, or the sum of ghost clipping.
 
-        def longer(sample: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-            """Returns gradients of examples, and after them another example's."""
+        Ghost clipping has the sum of clipped gradients alone.
+        """
+
+        def with_row(sample: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+            """Returns the gradients of examples, followed by that of another example."""
             # The tensor is a new one, as Opacus marks a tensor of gradients that it has used.
             return torch.cat([sample, tensor.to(sample).reshape(1, *sample.shape[1:])])
 
-        def change(optimizer: Any) -> None:
+        def change() -> None:
             """Appends the example's row to the gradients of each parameter."""
-            for p, tensor in zip(optimizer.params, row, strict=True):
+            for p, tensor in zip(self.optimizer.params, row, strict=True):
                 sample = getattr(p, "grad_sample", None)
-                if self.ghost:  # ghost clipping has the clipped sum, and no rows
+                if self.ghost:
                     p.grad = None if p.grad is None else p.grad + tensor.to(p.grad)
                 elif isinstance(sample, list) and sample:
-                    sample[-1] = longer(sample[-1], tensor)
+                    sample[-1] = with_row(sample[-1], tensor)
                 elif isinstance(sample, torch.Tensor):
-                    p.grad_sample = longer(sample, tensor)
+                    p.grad_sample = with_row(sample, tensor)
 
         return change
 
@@ -487,7 +492,11 @@ class OptimizerWatch(StepWatch):
     def adapt(self, loss: Any, norms: torch.Tensor) -> tuple[float, float]:
         """Returns the bound and the noise multiplier with which a backward pass continues.
 
-        The bound stays in repeated passes, and in runs with pinned releases.
+        In repeated passes, and in runs with pinned releases, the bound stays as it is.
+
+        Args:
+            loss: the loss whose backward pass calls it, in place of the loss's method.
+            norms: lengths of the records' gradients.
         """
         optimizer = self.optimizer
         bound = float(optimizer.max_grad_norm)
@@ -502,6 +511,10 @@ class OptimizerWatch(StepWatch):
         """Returns the log of the factor by which a noisy count changes the bound.
 
         Limits of the bound are left out, as they only process what the count has published.
+
+        Args:
+            adapted: the backward pass that adapted the bound.
+            change: change of the step, which the count has, too; None for no change.
         """
         loss = adapted.loss
         norms = adapted.norms
@@ -521,7 +534,7 @@ class OptimizerWatch(StepWatch):
         """
         optimizer = self.optimizer
         params = list(optimizer.params)
-        caught = []
+        caught = []  # gradients by each call of the wrapped optimizer's step
 
         def catch(
             closure: Callable[[], Any] | None = None,
@@ -539,7 +552,7 @@ class OptimizerWatch(StepWatch):
             with self._changed(change):
                 self._call()
             # A release is what the step itself adds to the parameters, plus the gradients that it
-            # hands to the wrapped optimizer; without either, the gradients that the step leaves.
+            # passes to the wrapped optimizer; without either, the gradients that the step leaves.
             shifts = (p.data - old for p, old in zip(params, before, strict=True))
             release = flat_vectors(shifts)
             if caught:
@@ -554,9 +567,9 @@ class OptimizerWatch(StepWatch):
 
     @contextlib.contextmanager
     def _step_undone(self) -> Iterator[list[torch.Tensor]]:
-        """Undoes, at the end, the changes by a step inside; yields the parameters from before.
+        """Undoes, at the end, a step that is taken inside; yields the parameters from before.
 
-        Parameters, attributes of both optimizers, and histories of accountants are restored.
+        It restores parameters, attributes of both optimizers, and histories of accountants.
         """
         optimizer = self.optimizer
         inner = optimizer.original_optimizer
@@ -583,19 +596,22 @@ class OptimizerWatch(StepWatch):
                     accountant.history = history
 
 
-def _row_lengths(samples: Passes) -> list[float]:
+def _row_lengths(passes: Passes) -> list[float]:
     """Returns the length of each example's gradient over all parameters, in the order of passes."""
-    squares = []
-    for passes in samples:
-        lengths = [gradient.flatten(1).square().sum(1) for gradient in passes]
-        squares.append(torch.cat(lengths))
+    squares = []  # squared lengths of the examples' gradients, by parameter
+    for gradients_of_passes in passes:
+        parts = [gradient.flatten(1).square().sum(1) for gradient in gradients_of_passes]
+        squares.append(torch.cat(parts))
     if len(set(map(len, squares))) != 1:  # no gradients, or a parameter that is not in all passes
         return []
     return list(map(float, torch.stack(squares).sum(0).sqrt()))
 
 
 def clipping_bound(optimizer: Any) -> float:
-    """Returns the clipping bound of all layers together, though each may have its own."""
+    """Returns the largest length of a clipped gradient over all layers.
+
+    If each layer has its own bound, it is the root of the bounds' squared sum.
+    """
     bound = optimizer.max_grad_norm
     parts = bound if isinstance(bound, (list, tuple)) else [bound]
     return float(np.sqrt(sum(float(part) ** 2 for part in parts)))

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..protocol import OutsideSteps
+from ..protocol import OutsideSteps, Texts
 from .run_state import WatchedRun
 from .shared_records import PrivateRecords, keys_of, tables_of
 from .tensors import row_keys
@@ -17,7 +17,7 @@ def note_input(
     arguments: list[Any],
     trains: bool,
 ) -> None:
-    """Notes the first record of a forward pass, by the parameters of its network.
+    """Notes the first record of a forward pass for each parameter of its network.
 
     Args:
         run: the run.
@@ -32,13 +32,14 @@ def note_input(
     private = run.networks.parameters()
     for p in module.parameters():
         if id(p) not in private:
+            # The parameter is kept, so that no later object gets its identity.
             entry = (p, type(module).__name__, list[bytes]())
             is_trained = trains and p.requires_grad  # a frozen network only computes
             run.updates.fed.setdefault((id(p), is_trained), entry)[2].append(row_key)
 
 
 def count_step(run: WatchedRun, optimizer: Any) -> None:
-    """Counts a step of an optimizer that no engine wraps, or that was called past its wrapper."""
+    """Counts a step of an optimizer that no engine wraps, or that the script called directly."""
     updates = run.updates
     params = []
     for group in optimizer.param_groups:
@@ -46,20 +47,20 @@ def count_step(run: WatchedRun, optimizer: Any) -> None:
     private = set(run.networks.parameters())
     for watched in run.optimizers:
         private |= set(map(id, watched.optimizer.params))
-    inside = [p for p in params if id(p) in private]
+    private_params = [p for p in params if id(p) in private]
     when: Literal["before", "after"] = "after" if run.networks.modules else "before"
     if run.phase == "main":  # training while a module is imported only makes the module's constants
-        kind = type(optimizer).__name__
-        names = tuple(run.networks.names(inside))
-        key = OutsideSteps(
+        optimizer_class = type(optimizer).__name__
+        names = tuple(run.networks.names(private_params))
+        steps = OutsideSteps(
             when,
-            private=bool(inside),
-            optimizer=kind,
+            private=bool(private_params),
+            optimizer=optimizer_class,
             names=names,
-            steps=0,
+            steps=0,  # `outside_steps` sets the count
         )
-        updates.steps[key] = updates.steps.get(key, 0) + 1
-        run.note_line(kind)
+        updates.steps[steps] += 1
+        run.note_line(optimizer_class)
     for p in params:
         if (id(p), True) in updates.fed:
             updates.inputs_before_step[id(p)] = len(updates.fed[id(p), True][2])
@@ -68,7 +69,7 @@ def count_step(run: WatchedRun, optimizer: Any) -> None:
 
 
 def note_initial_statistics(run: WatchedRun, module: torch.nn.Module, data: Any) -> None:
-    """Notes which parameters of a network begin as statistics of the records."""
+    """Notes which parameters of a network have statistics of the records as initial values."""
     records = PrivateRecords(tables_of(data))
     for name, p in module.named_parameters():
         if records.is_statistic(p):
@@ -81,11 +82,12 @@ def outside_steps(run: WatchedRun) -> tuple[OutsideSteps, ...]:
     return tuple(dataclasses.replace(key, steps=count) for key, count in counts)
 
 
-def trained_by_records(run: WatchedRun) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+def trained_by_records(run: WatchedRun) -> tuple[Texts, Texts, bool]:
     """Finds the networks that the private records trained without noise.
 
     Returns:
-        Names of private parameters; classes of other networks; and whether the private network got
+        Names of private parameters that records trained before; classes of other networks that
+        records trained, if there are no such parameters; and whether the private network got
         records before it was private.
     """
     updates = run.updates
@@ -94,17 +96,19 @@ def trained_by_records(run: WatchedRun) -> tuple[tuple[str, ...], tuple[str, ...
         tables += tables_of(data)
     rows = keys_of(tables)
     data_ids = set(map(id, run.networks.data))
+    # Class of the network by the identity of a trained parameter; "" if the class is unknown.
     trained = {key: "" for key, data in updates.stepped_early.items() if id(data) in data_ids}
     private = run.networks.parameters()
     had_early_records = False
-    # Networks that were given private records, by the first row of a batch.
-    for (key, trains), (_, network, inputs) in updates.fed.items():
-        had_early_records |= key in private and not rows.isdisjoint(inputs)
-        before_step = inputs[: updates.inputs_before_step.get(key, 0)]
+    # Networks were given private records if the first row of a batch is one.
+    for (key, trains), (_, network_class, first_rows) in updates.fed.items():
+        had_early_records |= key in private and not rows.isdisjoint(first_rows)
+        before_step = first_rows[: updates.inputs_before_step.get(key, 0)]
         if trains and not rows.isdisjoint(before_step):
-            trained[key] = network
+            trained[key] = network_class
     pretrained = [private[key] for key in private if key in trained]
     if pretrained:
         return tuple(run.networks.names(pretrained)), (), had_early_records
-    networks = {name for key, name in trained.items() if name and key not in private}
-    return (), tuple(sorted(networks)), had_early_records
+    # Parameters of all networks but the private ones.
+    classes = {name for key, name in trained.items() if name and key not in private}
+    return (), tuple(sorted(classes)), had_early_records

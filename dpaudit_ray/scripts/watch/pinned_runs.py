@@ -4,7 +4,7 @@ Two such runs, one of them with a record exchanged, have the same releases. So t
 the steps that have the record, and in values that carry it past the noise: later steps, values that
 are returned or saved, or numbers that choose a learning rate or an epoch. A third run, with other
 noise, shows which values noise changes as well. In a loop without Opacus, the data are arrays of
-the loop's code that the first step's records are rows of. Data are exchanged in memory, never in
+the loop's code that have the first step's records as rows. Data are exchanged in memory, never in
 files.
 """
 
@@ -39,7 +39,7 @@ from .tensors import (
     tree_leaves,
 )
 
-_CANDIDATES = 100  # records that may take the place of the exchanged one
+_CANDIDATES = 100  # records of which one takes the place of the exchanged one
 _MOST_ROWS = 200_000  # rows of an array in which a step's examples are searched
 _DROPPING = ("dropout", "dropout1d", "dropout2d", "dropout3d")  # functions of torch.nn.functional
 _DRAWING = ("rand", "randn", "randint", "rand_like", "randn_like")  # functions of torch
@@ -68,7 +68,7 @@ def install(run: WatchedRun) -> None:
 
 
 def _seed_entropy(run: WatchedRun) -> None:
-    """Derives from the request all seeds that a script would get from the operating system."""
+    """Replaces the seeds that a script gets from the operating system by those of the request."""
     entropy = random.Random(run.request.derived("entropy"))
 
     @around(os, "urandom")
@@ -96,7 +96,7 @@ def _draw_alike(run: WatchedRun) -> None:
         return x * original(x.new_ones(1, *x.shape[1:]), *args, **kwargs)
 
     def draw(original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Draws numbers for one record, and repeats them if a size is a multiple of the batch's."""
+        """Draws numbers for one record and repeats them, if the tensor has rows for each record."""
         size: Any = args  # size of the drawn tensor: integers, a tuple, or a tensor of this size
         if args and isinstance(args[-1], (tuple, list, torch.Tensor)):
             size = args[-1]
@@ -196,7 +196,10 @@ def table_digests(data: Iterable[Any]) -> Iterator[str]:
 
 
 def _replace_half(run: WatchedRun) -> Iterator[tuple[Any, Any]]:
-    """Puts other records in place of half of the data; yields arrays, and their earlier values."""
+    """Puts other records in place of half of the data, before training is private.
+
+    Yields each array that it changes, and a copy of its values from before.
+    """
     for array in _arrays_of_script():
         values = torch.as_tensor(array)
         if array.ndim > 1 and sample_digest(values).hex() in run.request.tables:
@@ -206,7 +209,7 @@ def _replace_half(run: WatchedRun) -> Iterator[tuple[Any, Any]]:
 
 
 def _batch_size(run: WatchedRun) -> int:
-    """Returns how many records the last batch has, after its variation; 0 without a batch."""
+    """Returns how many records the last batch has, after its variation; 0 if there is no batch."""
     current = run.loaders.current
     if current is None or not current.batches:
         return 0
@@ -236,13 +239,13 @@ def _exchange_looked_up(
     """
     base, rows = base_and_rows(data)
     numbers = torch.arange(len(base)) if rows is None else torch.tensor(rows)
-    draw = numbers[indices]
+    drawn_numbers = numbers[indices]
     for leaf in tree_leaves(batch):
-        is_like = isinstance(leaf, torch.Tensor) and leaf.shape == draw.shape
+        has_shape = isinstance(leaf, torch.Tensor) and leaf.shape == drawn_numbers.shape
         # All numbers agree, except perhaps at the exchanged record.
-        if is_like and int((leaf != draw).sum()) < 2:
+        if has_shape and int((leaf != drawn_numbers).sum()) < 2:
             break
-    else:
+    else:  # batches do not have the numbers of their records
         return
     tables = _arrays_of_script()
     for network in run.networks.modules:
@@ -258,18 +261,20 @@ def _exchange_looked_up(
 def _watch_decisions(run: WatchedRun) -> None:
     """Makes imported classes of `_DECIDERS` publish the numbers that they are given."""
     for module, name, method in _DECIDERS:
-        kind = getattr(sys.modules.get(module), name, None)
-        if kind is None:
+        owner = getattr(sys.modules.get(module), name, None)
+        if owner is None:
             continue
 
         def decide(*args: Any, name: str = name, **kwargs: Any) -> None:
             """Notes the numbers by which an object, the first of `args`, is about to decide."""
-            leaves = tree_leaves((args[1:], kwargs))
-            scalars = [v for v in leaves if isinstance(v, float) or np.ndim(v) == 0]
-            numbers = [float(v) for v in scalars if isinstance(v, (float, torch.Tensor))]
+            numbers = []
+            for leaf in tree_leaves((args[1:], kwargs)):
+                is_scalar_tensor = isinstance(leaf, torch.Tensor) and leaf.dim() == 0
+                if is_scalar_tensor or isinstance(leaf, float):
+                    numbers.append(float(leaf))
             run.publications.pinned.append((f"what {name} is given", str(numbers)))
 
-        before(kind, method)(decide)
+        before(owner, method)(decide)
 
 
 def find_tables(run: WatchedRun, examples: Sequence[Any]) -> None:
@@ -323,7 +328,7 @@ def has_row(run: WatchedRun, examples: Sequence[Any]) -> bool:
 
 
 def _arrays_of_script() -> list[Any]:
-    """Returns arrays of the script that may have the records, or batches of them."""
+    """Returns arrays in the script's variables that may have the records, or batches of them."""
     leaves: list[Any] = []
     for frame in users_frames():
         for value in tree_leaves([dict(frame.f_locals), frame.f_globals]):
@@ -335,12 +340,12 @@ def _arrays_of_script() -> list[Any]:
 
 
 def other_record(data: Any, record: int) -> int:
-    """Returns the index of a record to take the place of `record`.
+    """Returns the index of the record that takes the place of `record`.
 
     If possible, the two differ in each array that the data set has.
     """
     size = len(data)
-    if record >= size:
+    if record >= size:  # the data set does not have the record, so nothing is exchanged
         return record
     arrays = arrays_of(data)
     candidates = [(record + size // 2 + k) % size for k in range(min(size, _CANDIDATES))]
@@ -436,13 +441,14 @@ def _overwrite(
 
 
 def _is_equal(array: Any, other: Any) -> bool:
+    """Returns whether two arrays have the same shape and values."""
     return bool(
         array.shape == other.shape and (torch.as_tensor(array) == torch.as_tensor(other)).all()
     )
 
 
 def choose_record(run: WatchedRun, draw: Indices) -> None:
-    """Chooses the record that later runs exchange from a draw, if no batch could be read."""
+    """Chooses a record from a draw for later runs to exchange, if no batch could be read before."""
     if len(draw) >= FEWEST and run.request.record is None and run.pinned.chosen is None:
         run.pinned.chosen = int(draw[len(draw) // 2])
         run.pinned.chosen_as = "a record in the middle of a batch"
@@ -456,8 +462,8 @@ def _varied_draw(
 ) -> list[int]:
     """Returns a draw without its most conspicuous record, or with another record in its place.
 
-    Every other draw leaves the record out, unless batches have a fixed size. The change is stored
-    by the bytes of the draw, as workers may fetch several batches before their steps.
+    The record is left out of every second draw, unless batches have a fixed size. The change is
+    stored by the bytes of the draw, as workers may fetch several batches before their steps.
 
     Args:
         run: the run.
@@ -482,9 +488,10 @@ def with_variation(
     step: PinnedStep,
     draws: list[Indices],
 ) -> PinnedStep:
-    """Returns the entry of a step with the change of its batch by `_varied_draw`.
+    """Adds the change of its batch by `_varied_draw` to the entry of a step.
 
-    If the step has several draws, their changes overlap, and gradients' lengths are not compared.
+    If the step has several draws, their changes overlap. Then lengths of gradients are left out, so
+    that they are not compared.
 
     Args:
         run: the run, which varies a record of each batch.

@@ -19,28 +19,26 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, StackDataset, TensorDataset
 
+from ..preparation import Numbers
 from ..protocol import SUMMARY, Appeared, Prepared, Summary
 from . import hooks
 from .generators import generators_in, preserve_generators, seed_generators
 from .hooks import before, import_if_there
 from .run_state import EnoughSeen, WatchedRun
-from .tensors import digest, is_array, is_numeric, owns_memory, tree_leaves
+from .tensors import digest, hex_digest, is_array, is_numeric, owns_memory, tree_leaves
 
-_FEWEST_ROWS = 30  # rows of an array that may have the records
+_FEWEST_ROWS = 30  # an array with fewer rows is not followed
 _MOST_EVENTS = 200_000  # lines of the script that are followed
-_MOST_BYTES = 2**28  # size of an array that is followed
+_MOST_BYTES = 2**28  # size of the largest array that is followed
 _MOST_RECORDS = 100_000  # records that are fetched one by one
 _MOST_ELEMENTS = 100_000  # elements of a list that is followed
 _FETCH_SECONDS = 10.0  # time for fetching records one by one
 _MOST_COLUMNS = 20  # columns whose extremes are changed
 _MOST_PARTS = 10  # parts of a container with arrays; a longer one is a list of records
-_PLAIN = (int, float, bool, complex, str, bytes, type(None))
-
-Numbers = npt.NDArray[np.float64]
+_PLAIN = (int, float, bool, complex, str, bytes, type(None))  # classes without parts
 
 
 def install(run: WatchedRun) -> None:
@@ -51,21 +49,23 @@ def install(run: WatchedRun) -> None:
 
         @before(opacus.PrivacyEngine, "make_private")
         def make_private(_: Any, **options: Any) -> None:
+            """Ends the following, as training becomes private."""
             followed.end(options["data_loader"].dataset, options)
 
     sys.settrace(followed.trace)
 
 
 class Followed:
-    """Changes arrays as they appear, and summarises the prepared records at the end."""
+    """Lists and changes arrays as they appear, and summarises the prepared records at the end."""
 
     def __init__(self, run: WatchedRun) -> None:
+        """Begins before the script's first line; `trace` follows the script."""
         self._run = run
         self._is_over = False
         self._events = 0
-        # Arrays that were seen, by identity. Lists have no weak references, and are kept.
-        self._seen = weakref.WeakValueDictionary[int, Any]()
-        self._seen_lists: dict[int, list[Any]] = {}
+        # Arrays that appeared, by identity. Lists have no weak references, and are kept.
+        self._known_arrays = weakref.WeakValueDictionary[int, Any]()
+        self._known_lists: dict[int, list[Any]] = {}
         self._sizes: dict[int, int] = {}  # how many numbers each had; a table may get more columns
         self._appeared: list[Appeared] = []
         self._line = ""  # line of the script that made what appears at the next event
@@ -103,18 +103,20 @@ class Followed:
         """Lists arrays that are new in these values, and changes those that the request names."""
         request = self._run.request
         for array in _arrays_in(values):
-            arrays = self._seen_lists if isinstance(array, list) else self._seen
+            arrays = self._known_lists if isinstance(array, list) else self._known_arrays
             key = id(array)
-            size = math.prod(getattr(array, "shape", ()))
-            is_grown = key in arrays
-            if is_grown and size <= self._sizes[key]:
+            size = math.prod(getattr(array, "shape", ()))  # a list has no shape, and never grows
+            is_known = key in arrays
+            if is_known and size <= self._sizes[key]:
                 continue
             arrays[key] = array
             self._sizes[key] = size
             name = _digest(array)
             if name is None:
                 continue
-            self._appeared.append(Appeared(name, len(array), self._events, self._line, is_grown))
+            self._appeared.append(
+                Appeared(name, len(array), self._events, self._line, is_grown=is_known)
+            )
             if name in request.arrays:
                 self._targets = list(self._targets or request.targets or _extreme_rows(array))
                 # Without sources, all of these rows get the values of the row in the middle.
@@ -157,7 +159,14 @@ def _settings(
     data_loader: Any,
     **options: Any,
 ) -> dict[str, str]:
-    """Returns settings that the script chose before private training, as texts by their names."""
+    """Returns settings that the script chose before private training, as texts by their names.
+
+    Args:
+        module: the network.
+        optimizer: the script's optimizer.
+        data_loader: loader of the private data.
+        options: further arguments of `make_private`.
+    """
     values = {name: options.get(name) for name in ("noise_multiplier", "max_grad_norm")}
     values["batch size"] = data_loader.batch_size
     for name, value in optimizer.defaults.items():
@@ -169,7 +178,12 @@ def _settings(
 
 
 def _arrays_in(values: Sequence[Any], depth: int = 3) -> Iterator[Any]:
-    """Yields arrays, tables and lists that may have the records, in values and in their parts."""
+    """Yields arrays, tables and lists that may have the records, in values and in their parts.
+
+    Args:
+        values: values of variables.
+        depth: how often containers and objects are divided into parts.
+    """
     for value in values:
         if isinstance(value, _PLAIN):
             continue
@@ -184,7 +198,7 @@ def _arrays_in(values: Sequence[Any], depth: int = 3) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> Sequence[Any]:
-    """Returns elements of a short container, or attributes of an object of the script's own."""
+    """Returns elements of a short container, or attributes of an object of the script's class."""
     if isinstance(value, dict):
         return list(value.values()) if len(value) <= _MOST_PARTS else []
     if isinstance(value, (list, tuple)):
@@ -214,7 +228,7 @@ def _digest(array: Any) -> str | None:
             rows = hash_pandas_object(array).to_numpy()
         except TypeError:  # a column has lists
             return None
-        return hashlib.blake2b(rows.data, digest_size=16).hexdigest()
+        return hex_digest(rows.data)
     if array.nbytes > _MOST_BYTES or not owns_memory(array):
         return None
     if isinstance(array, torch.Tensor):
@@ -222,14 +236,14 @@ def _digest(array: Any) -> str | None:
             return None
         # The array is copied, as `owns_memory` may be False after numpy has exported its memory.
         return digest(array.clone()).hex()
-    return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).hexdigest()
+    return hex_digest(np.ascontiguousarray(array).data)
 
 
 def _extreme_rows(array: Any) -> list[int]:
     """Returns the rows with the least and the greatest value of each column, in order.
 
-    Of a column with texts, they are all rows with one of the rarest texts. A list has a single
-    column: the lengths of its elements, 0 for an element without length.
+    For a column of texts, they are all rows with the rarest text. A list has a single column: the
+    lengths of its elements, 0 for an element without length.
     """
     rare: list[int] = []
     if isinstance(array, list):
@@ -251,7 +265,13 @@ def _move_rows(
     targets: list[int],
     sources: list[int],
 ) -> None:
-    """Puts the values of source rows in the place of target rows."""
+    """Puts the values of source rows in the place of target rows.
+
+    Args:
+        array: an array, a table or a list.
+        targets: indices of the rows that change.
+        sources: index of the row whose values each target gets.
+    """
     if isinstance(array, list):
         for target, value in zip(targets, [array[row] for row in sources], strict=True):
             array[target] = value
@@ -284,7 +304,9 @@ def _summaries(run: WatchedRun, data: Any) -> list[Summary]:
         for index in range(len(data)):
             if time.monotonic() > end:
                 return []
-            # A row that moves takes its record along only if this draws the same numbers there.
+            # A data set may draw random numbers for a record. With one seed for all records, a
+            # record has the same summary wherever its row moves. The last number is by a seed of
+            # its own.
             combined = []
             for seed in (0, index):
                 seed_generators(run.request.derived("prepared", seed))
@@ -318,6 +340,7 @@ def _combine_item(item: Any) -> Numbers:
 
 
 def _summary(combinations: Numbers) -> Summary:
+    """Converts SUMMARY numbers into plain ones."""
     first, second, third = map(float, combinations)
     return first, second, third
 

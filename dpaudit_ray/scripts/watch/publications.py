@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import gc
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -16,9 +15,17 @@ from .generators import is_torch_state
 from .hooks import is_of_user
 from .run_state import WatchedRun
 from .shared_records import PrivateRecords, tables_of
-from .tensors import digest, has_numbers, is_array, is_numeric, sample_digest, tree_leaves
+from .tensors import (
+    digest,
+    has_numbers,
+    hex_digest,
+    is_array,
+    is_numeric,
+    sample_digest,
+    tree_leaves,
+)
 
-_FEWEST_CYCLES = 2  # cycles of equal length, above which no record chose the published steps
+_FEWEST_CYCLES = 2  # more cycles of equal length show that no record chose the published steps
 
 Remark = tuple[Leftover, str]  # kind of leftover, and name of the value
 
@@ -41,9 +48,9 @@ def named_values(
     value: Any,
     name: str = "",
     is_saved: bool = True,
-    owners: tuple[int, ...] = (),
+    ancestors: tuple[int, ...] = (),
 ) -> Iterator[tuple[str, str, Any]]:
-    """Yields name, class of its network, and value of each part that is saved with `value`.
+    """Yields (name, class of the network that has it or "", value) for each part of a value.
 
     Parts of a network are the entries of its `state_dict`. Parts of an object of scikit-learn or
     scipy, or of the script's own class, are the attributes that pickle saves. Containers are
@@ -53,41 +60,50 @@ def named_values(
     Args:
         value: value that is saved or returned.
         name: name of the value; "" for a whole file.
-        is_saved: whether it is saved. An object that is only returned, such as a trainer, may have
-            the data in its attributes; only those of data classes count as published.
-        owners: identities of the objects that have the value, as objects may have each other.
+        is_saved: whether it is saved, and not only returned. A returned object of the script's own
+            class, such as a trainer, may have the data in its attributes. So its attributes count
+            as published only if it is of a data class.
+        ancestors: identities of the objects that contain the value, as objects may contain each
+            other.
     """
     package = type(value).__module__.partition(".")[0]
     if package in ("numpy", "jax", "jaxlib", "pandas"):
         value = _as_tensor(value)
-    elif id(value) in owners:
+    elif id(value) in ancestors:
         return
-    owners = (*owners, id(value))
+    ancestors = (*ancestors, id(value))
     prefix = f"{name}." if name else ""
     if isinstance(value, torch.nn.Module):
         network = getattr(value, "_module", value)  # Opacus wraps the user's network
         for key, part in network.state_dict(keep_vars=True).items():
             yield prefix + key, type(network).__name__, part
     elif isinstance(value, torch.Tensor):
-        # Whole numbers of a quantised tensor have a scale.
-        yield name or "a tensor", "", value.dequantize() if value.is_quantized else value
+        # A quantised tensor has whole numbers, and a scale for them.
+        tensor = value.dequantize() if value.is_quantized else value
+        yield name or "a tensor", "", tensor
     elif _is_plain(value):
         yield name or "a value", "", value
     elif isinstance(value, (dict, list, tuple)):
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from named_values(part, f"{prefix}{key}", is_saved, owners)
-    elif package in ("sklearn", "scipy") or (
-        is_of_user(value) and (is_saved or is_dataclass(value))
-    ):
-        yield from named_values(value.__getstate__(), name, is_saved, owners)
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in items:
+            yield from named_values(part, f"{prefix}{key}", is_saved, ancestors)
+    else:
+        is_of_library = package in ("sklearn", "scipy")
+        is_published = is_of_user(value) and (is_saved or is_dataclass(value))
+        if is_of_library or is_published:
+            attributes = value.__getstate__()  # those that pickle saves
+            yield from named_values(attributes, name, is_saved, ancestors)
 
 
 def _as_tensor(value: Any) -> Any:
-    """Returns numbers as a tensor, and other values as a list; None for the nodes of a tree."""
+    """Returns an array's numbers as a tensor, and its other values as a list.
+
+    Returns None for memory of scipy, such as the nodes of a tree, which has addresses in it.
+    """
     array = np.array(value)
-    if array.dtype == "S1":  # memory of scipy, with addresses
+    if array.dtype == "S1":
         return None
-    if array.dtype.kind == "u":
+    if array.dtype.kind == "u":  # PyTorch lacks most unsigned types
         array = array.astype(np.int64)
     return torch.from_numpy(array) if array.dtype.kind in "fib" else array.tolist()
 
@@ -102,10 +118,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def pin_publications(run: WatchedRun, value: Any, file: str = "") -> None:
-    """Notes digests of a value that is returned, or saved in a file, except of its public parts.
+    """Notes names and digests of the parts of a value, except of public parts.
 
     Args:
-        run: a pinned run.
+        run: a run with pinned releases.
         value: value that is returned or saved.
         file: name of the file, with a separator; "" for a value that is returned.
     """
@@ -118,9 +134,9 @@ def pin_publications(run: WatchedRun, value: Any, file: str = "") -> None:
             if part.grad is not None and not file:
                 publications.pinned.append((f"{key}.grad", digest(part.grad).hex()))
         elif _is_plain(part):
+            # The order of a set differs between runs.
             text = repr(sorted(map(repr, part)) if isinstance(part, set) else part)
-            key_digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-            publications.pinned.append((file + key, key_digest))
+            publications.pinned.append((file + key, hex_digest(text.encode())))
 
 
 def leftovers(remarks: Iterable[Remark]) -> dict[Leftover, list[str]]:
@@ -132,7 +148,7 @@ def leftovers(remarks: Iterable[Remark]) -> dict[Leftover, list[str]]:
 
 
 def remarks(run: WatchedRun, value: Any, file: str = "") -> list[Remark]:
-    """Names parts of a value that carry more than releases.
+    """Names the parts of a value that carry more than releases; none if the run inspects nothing.
 
     Args:
         run: the run.
@@ -146,6 +162,7 @@ def remarks(run: WatchedRun, value: Any, file: str = "") -> list[Remark]:
     has_numbers_beside = False
     for key, network, part in named_values(value, is_saved=bool(file)):
         is_public = run.publications.is_public(key, network)
+        # A single number counts only if a network has it.
         has_floats = has_numbers(part, least=0 if network else 1)
         if has_floats:
             has_numbers_beside = True
@@ -160,12 +177,13 @@ def remarks(run: WatchedRun, value: Any, file: str = "") -> list[Remark]:
     # Trainers save states in files of their own, from which they resume, and which nobody shares.
     if has_numbers_beside:
         tensors.remarks += states
-    if tensors.has_each_cycle:
-        tensors.remarks = [remark for remark in tensors.remarks if remark[0] != "earlier"]
+    ignored = set()
+    if tensors.has_each_cycle:  # no record chose these steps
+        ignored.add("earlier")
     if tensors.shapes and tensors.unmatched == tensors.shapes:
         # Nothing that is returned has the shape of a release, so it need not be a release.
-        return [remark for remark in tensors.remarks if remark[0] != "tensors"]
-    return tensors.remarks
+        ignored.add("tensors")
+    return [(kind, name) for kind, name in tensors.remarks if kind not in ignored]
 
 
 def _private_records(run: WatchedRun) -> PrivateRecords:
@@ -184,10 +202,12 @@ def _private_records(run: WatchedRun) -> PrivateRecords:
 class _KnownTensors:
     """Tensors that may be published: private parameters, and tensors that networks had before.
 
+    Its methods check published values, and remark on those that are none of these tensors.
+
     Attributes:
-        remarks: remarks on the tensors that were checked.
+        remarks: remarks on the values that were checked.
         shapes: shapes of the last releases of loops without Opacus, with their counts.
-        unmatched: those that no published tensor has had so far.
+        unmatched: the part of `shapes` that no published tensor has had so far.
     """
 
     def __init__(self, run: WatchedRun, file: str) -> None:
@@ -208,13 +228,13 @@ class _KnownTensors:
             params = watched.optimizer.params
             private += params
             states += watched.optimizer.original_optimizer.state.values()
-            for p, values in zip(params, watched.last_release or [], strict=False):
-                self._released[id(p)] = torch.from_numpy(values)
+            for p, vector in zip(params, watched.last_release or [], strict=False):
+                self._released[id(p)] = torch.from_numpy(vector)
         self._private = set(map(id, private))
         # States of optimizers are computed from private gradients, as parameters are.
         processed = [*private, *filter(has_numbers, tree_leaves(list(map(dict, states))))]
         self._explained = run.publications.before | set(map(digest, processed))
-        if file and not run.releases:
+        if file and not run.releases:  # the value is saved before the first private step
             self._explained |= digests_of_all_networks()
         self.shapes = collections.Counter[tuple[int, ...]]()
         for stream in run.streams.values():
@@ -225,12 +245,15 @@ class _KnownTensors:
 
     @property
     def has_each_cycle(self) -> bool:
-        """Whether parameters of equally distant steps are published, which no record chose."""
+        """Whether the published parameters are of steps at equal distances, which no record chose.
+
+        An example are checkpoints after each epoch.
+        """
         gaps = np.diff([0, *sorted(self._earlier_steps), self._last_step])
         return len(gaps) > _FEWEST_CYCLES and len(set(gaps.tolist())) == 1
 
     def check_gradients(self, name: str, tensor: torch.Tensor) -> None:
-        """Adds gradients of a published tensor that were never released."""
+        """Remarks on gradients of a published tensor that were never released."""
         file = self._file
         if getattr(tensor, "grad_sample", None) is not None:
             self.remarks.append(("saved" if file else "examples", name))
@@ -245,10 +268,10 @@ class _KnownTensors:
             self.remarks.append(("gradients" if is_private else "others", name))
 
     def check_records(self, name: str, value: Any) -> bool:
-        """Adds an array, or a list of numbers, that is records or a statistic of them.
+        """Remarks on an array, or a list of numbers, that is records or a statistic of them.
 
         Returns:
-            Whether it was added.
+            Whether there is a remark.
         """
         if isinstance(value, (list, tuple)):
             with contextlib.suppress(ValueError):  # rows of several lengths
@@ -264,19 +287,19 @@ class _KnownTensors:
         return True
 
     def check_attributes(self, value: Any) -> None:
-        """Adds attributes of networks that are records, since a pickled network has attributes."""
+        """Remarks on attributes of networks that are records: a pickled network has attributes."""
         networks = [part for part in tree_leaves(value) if isinstance(part, torch.nn.Module)]
         for layer in torch.nn.ModuleList(networks).modules():
             for name, part in vars(layer).items():
-                if self._run.publications.is_public(name) or not (
-                    is_array(part) or is_numeric(part)
-                ):
+                is_public = self._run.publications.is_public(name)
+                has_values = is_array(part) or is_numeric(part)
+                if is_public or not has_values:
                     continue
                 if self._records.has_rows_of(torch.as_tensor(part)):
                     self.remarks.append(("records", self._file + name))
 
     def check_values(self, name: str, tensor: torch.Tensor) -> None:
-        """Adds a tensor that is neither a private parameter nor known from before."""
+        """Remarks on a tensor that is neither a private parameter nor known from before."""
         run = self._run
         watched, step = run.publications.versions.get(sample_digest(tensor), (None, 0))
         if watched is not None and step < watched.steps:
@@ -285,6 +308,7 @@ class _KnownTensors:
             self.remarks.append(("earlier", f"{name} of step {step} of {watched.steps}"))
         elif not self.check_records(name, tensor) and digest(tensor) not in self._explained:
             shape = tuple(tensor.shape)
+            # In a loop without Opacus, it may be a parameter, which has the shape of a release.
             if not run.networks.modules and self.unmatched[shape] > 0:
                 self.unmatched[shape] -= 1
             else:

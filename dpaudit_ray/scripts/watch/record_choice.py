@@ -17,7 +17,7 @@ from .run_state import WatchedRun
 from .shared_records import base_and_rows
 from .tensors import digest, has_numbers, is_array, is_numeric, tree_leaves
 
-FEWEST = 4  # records of a batch from which a record is chosen
+FEWEST = 4  # a record is chosen from batches with at least so many records
 _FEWEST_VALUES = 8  # values of a record; records with fewer may be equal by chance
 _BY_INDEX = 0  # PyTorch's number for data sets whose records have an index
 
@@ -28,7 +28,7 @@ def install(run: WatchedRun) -> None:
 
     @around(_BaseDataLoaderIter, "_next_index")
     def draw(original: Any, iterator: Any) -> Any:
-        """Draws indices, from whose records the one may be chosen that pinned runs exchange."""
+        """Draws the indices of a batch; if the batch is private, chooses one of its records."""
         indices = original(iterator)
         if run.phase == "main" and run.pinned.batches_to_read > 0:
             private = private_items(run, iterator, indices)
@@ -87,13 +87,13 @@ def choose(
 
 
 def conspicuous_record(items: Sequence[Any]) -> tuple[int, str]:
-    """Returns the position of a record that may change a batch most, with its description."""
+    """Returns the position of the record that may change a batch most, and why it was chosen."""
     leaves = [tree_leaves(item) for item in items]
     lengths = [sum(map(_length, parts)) for parts in leaves]
     norms = [math.sqrt(sum(map(_square, parts))) for parts in leaves]
-    broken = [n for n, norm in enumerate(norms) if not math.isfinite(norm)]
-    if broken:
-        return broken[0], "a record that is not finite"
+    not_finite = [position for position, norm in enumerate(norms) if not math.isfinite(norm)]
+    if not_finite:
+        return not_finite[0], "a record that is not finite"
     if max(lengths) > min(lengths):
         return lengths.index(max(lengths)), "the longest record"
     if max(norms) > min(norms):
@@ -102,7 +102,7 @@ def conspicuous_record(items: Sequence[Any]) -> tuple[int, str]:
 
 
 def _key(item: Any) -> tuple[Any, ...]:
-    """Returns a key that equal records have in common; empty if others may have it by chance."""
+    """Returns a key that only equal records have; empty if records may be equal by chance."""
     leaves = [torch.as_tensor(v) if is_numeric(v) else v for v in tree_leaves(item)]
     arrays = [leaf for leaf in leaves if has_numbers(leaf)]
     if all(len(array.unique()) < _FEWEST_VALUES for array in arrays):

@@ -1,8 +1,8 @@
 """Inspects steps of loops without Opacus: functions that return releases, in any framework.
 
-A release can be computed after a change of its examples: None for no change, ("without", i) without
-example i, ("scaled", factor) with the last example a second time and so many times larger, or
-("appended", arrays) with another example's gradient.
+A release can be computed again after a change of its examples: None changes nothing, ("without", i)
+leaves out example i, ("scaled", factor) adds the last example once more, times the factor, and
+("appended", arrays) adds another example with this gradient.
 """
 
 import collections
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import StackDataset
 
-from ..protocol import WILD, ArraysGiven, Draws, History, Participation, PinnedStep
+from ..protocol import WILD, Draws, History, Integers, Participation, PinnedStep
 from . import pinned_runs
 from .generators import script_generators
 from .loaders import Indices, draw_counts
@@ -33,14 +33,15 @@ from .tensors import (
 
 run: WatchedRun | None = None  # the run that this process watches
 
-_FACTORS = (3, 10, 30)  # by which a record is scaled, in addition to a thousand
+_FACTORS = (3, 10, 30)  # factors by which a record is scaled, in addition to a thousand
 _MOST_ROWS = 200_000  # rows of all steps that are searched among the records
 _FEWEST_EQUAL = 3  # rows of the largest length, which then seems to be a bound
 _NEARLY = 1 - 1e-5  # share of the largest length from which on a row counts as equally long
 _LIMIT = 6.0  # standard deviations of the number of rows that are never drawn
 
 Arrays = list[Any]
-# Returns a step's release after a change, by generators as they are, or seeded.
+# Returns a step's release after a change. The second argument is the seed of its generators; None
+# for generators as they are.
 ReleasedArrays = Callable[[Change, int | None], Arrays]
 
 
@@ -67,8 +68,9 @@ class Stream(StepWatch):
 
     Attributes:
         rate: the sampling rate that the last call states.
-        records: the number of records that the last step's were drawn from, if stated.
-        sizes: the number of examples of each step.
+        records: number of records that the last step's examples were drawn from; None if the call
+            does not state it.
+        sizes: number of examples of each step.
         draws: indices of the records of each step, as far as they are known.
         released_shapes: shapes of the arrays that the last step released.
     """
@@ -87,13 +89,16 @@ class Stream(StepWatch):
         self.records: int | None = None
         self.sizes: list[int] = []
         self.draws: list[Indices] = []
-        self.released_shapes: list[tuple[int, ...]] = []
+        self.released_shapes: list[Integers] = []
         # Steps by noise multiplier and sampling rate.
         self._counts: collections.Counter[Any] = collections.Counter()
-        self._redraws: bool | None = None  # whether a call draws noise; None before a trial
+        # Whether repeated calls have different noise; None before that is tried.
+        self._redraws: bool | None = None
         self._scale = 1.0  # standard deviation of the numbers that replace a pinned release
         self._noises: list[Release] = []  # noise of all steps, if it is correlated
-        self._white: Release | None = None  # the step's noise that no earlier step determines
+        # The part of a step's correlated noise that no earlier step determines; None for noise
+        # that is not correlated.
+        self._white: Release | None = None
         self._first_steps: dict[int, int] = {}  # first step of each record, by its index
         self._call: ReleasedArrays = lambda *_: []  # repeats the step
 
@@ -103,32 +108,37 @@ class Stream(StepWatch):
         return tuple((noise, rate, steps) for (noise, rate), steps in self._counts.items())
 
     def mechanism(self) -> str:
-        """Returns the name of the accountant by which the judge composes, as Opacus' do theirs."""
+        """Returns the name of the claim: the judge composes the steps by PLD.
+
+        Accountants of Opacus have such a method, too.
+        """
         return "pld"
 
     def step(
         self,
         call: ReleasedArrays,
         rows: int | None,
-        shapes: list[tuple[int, ...]] | None,
+        shapes: list[Integers] | None,
         of: int | None,
         *,
         redraws: bool | None = True,
         clips: bool = True,
         records: Sequence[Any] = (),
     ) -> Arrays:
-        """Inspects the step, decides about its canary, takes it.
+        """Inspects a step, decides about its canary, and takes it.
 
         Args:
-            call: returns what the step releases after a change, by generators as they are or
-                seeded.
+            call: returns what the step releases after a change; see `ReleasedArrays`.
             rows: number of the step's examples; None if only their sum is known.
-            shapes: shapes of an example's gradient, if a gradient may be appended. Else the canary
-                is the last record, which is left out or not.
-            of: number of records that the examples were drawn from, if stated.
+            shapes: shapes of an example's gradient if a gradient can be appended. If None, the
+                canary is the last record, which is left out or not.
+            of: number of records that the examples were drawn from; None if it is not stated.
             redraws: whether `call` draws its noise; None if that is to be tried, once.
             clips: whether `call` clips; else the sum was passed as arrays.
-            records: arrays that have the examples, if known.
+            records: arrays that have the examples; empty if they are unknown.
+
+        Returns:
+            The arrays that the step releases; random numbers in a run with pinned releases.
         """
         self._call = call
         self.shapes = shapes
@@ -145,24 +155,15 @@ class Stream(StepWatch):
             if self.steps in INSPECTED:
                 self.generators = script_generators()
             if inspects and not clips:
-                run.put(ArraysGiven(kind="sum"))
+                self.note_limit("sum")
             if self._white is not None:
                 self._inspect_white(self._white)
             elif self._draws_noise(redraws):
                 self.inspect()
             elif inspects:
-                run.put(ArraysGiven(kind="noise"))
-            if inspects and records:
-                if _are_numbers_of_rows(records, of or math.inf):
-                    run.put(ArraysGiven(kind="numbers"))
-                if _are_bounded(records):
-                    run.put(ArraysGiven(kind="bounded"))
-            if records and not run.releases and (inspects or run.request.pinned):
-                pinned_runs.find_tables(run, records)
-                if run.followed:
-                    tables = run.pinned.tables
-                    is_of_more = tables and len(tables[0]) > len(records[0])
-                    run.followed.end(StackDataset(*tables) if is_of_more else None, {})
+                self.note_limit("noise")
+            if records:
+                self._examine_records(records)
             if inspects and sum(self.sizes) <= _MOST_ROWS:
                 self._note_draw(records)
             change = self.begin_trial(self.rate)  # None if the examples stay as they are
@@ -172,16 +173,37 @@ class Stream(StepWatch):
         release = _released(arrays)
         if self._white is None:
             self._counts[self.noise, self.rate] += 1
-        else:  # an adversary knows the noise of earlier steps
-            past = difference(self._noises[-1], self._white)
-            release = difference(release, past)
+        else:  # an adversary knows the part of the noise that follows from earlier steps
+            known_noise = difference(self._noises[-1], self._white)
+            release = difference(release, known_noise)
         self.end_step(release, self.noise, self.rate)
         return arrays
+
+    def _examine_records(self, records: Sequence[Any]) -> None:
+        """Notes what is peculiar about the step's examples; before the first step, finds the data.
+
+        Args:
+            records: arrays that have the examples.
+        """
+        run = self.run
+        inspects = run.request.inspects
+        if inspects and _are_numbers_of_rows(records, self.records or math.inf):
+            self.note_limit("numbers")
+        if inspects and _are_bounded(records):
+            self.note_limit("bounded")
+        if run.releases or not (inspects or run.request.pinned):
+            return
+        pinned_runs.find_tables(run, records)
+        if run.followed:
+            tables = run.pinned.tables
+            # A table that is no longer than the batch may be the batch itself.
+            has_more = tables and len(tables[0]) > len(records[0])
+            run.followed.end(StackDataset(*tables) if has_more else None, {})
 
     def whiten(
         self, noise: Arrays, strategy: Any, separation: int, indices: Sequence[int] | None
     ) -> None:
-        """Notes the correlated noise n_t of the next step, for a test of the independent noise C n.
+        """Notes the correlated noise n_t of the next step, to test the independent noise C n.
 
         Multiplied by C, the releases g + n of all steps are C g + z, where z = C n. So step t is a
         step of DP-SGD with the noise z_t / C_tt. Its multiplier is the claimed one times the
@@ -208,22 +230,22 @@ class Stream(StepWatch):
         self._white = white
         # The sensitivity of C is the largest length of the change by one record, which takes part
         # in steps `first`, `first` + b, ...
-        sizes = []
+        lengths = []
         for first in range(min(separation, len(matrix))):
             change = np.abs(matrix)[:, first::separation].sum(axis=1)
-            sizes.append(float(np.linalg.norm(change)))
+            lengths.append(float(np.linalg.norm(change)))
         assert self.noise is not None
+        # All steps together are one release with the claimed multiplier.
         self._counts = collections.Counter({(self.noise, 1.0): 1})
         self.rate = 1.0
-        self.noise *= max(sizes) / matrix[step, step]
-        has_indices = indices is not None
+        self.noise *= max(lengths) / matrix[step, step]
         if not step:
-            self.run.put(Participation(separation=separation, has_indices=has_indices))
+            self.run.put(Participation(separation=separation, has_indices=indices is not None))
         for index in indices or ():
             earlier = self._first_steps.setdefault(int(index), step)
             if (step - earlier) % separation:
-                pair = (int(index), earlier, step)
-                self.run.put(Participation(separation=separation, record=pair))
+                record = (int(index), earlier, step)
+                self.run.put(Participation(separation=separation, record=record))
                 break
 
     def _inspect_white(self, white: Release) -> None:
@@ -232,6 +254,7 @@ class Stream(StepWatch):
             return
         # Two draws around their own mean show as much as one draw around a known mean, here 0.
         count = 2
+        # `StepNoise` divides the draws' mean by the root of this factor, which is undone here.
         mean = [-math.sqrt(1 + 1 / count) * part for part in white]
         draws = NoiseDraws(count, squared_lengths(white), mean)
         with self.run.replay():
@@ -240,11 +263,11 @@ class Stream(StepWatch):
         self.run.put(entry)
 
     def _note_draw(self, records: Sequence[Any]) -> None:
-        """Notes which records the step's examples are, if an array of the examples shows it."""
-        numbers = self.run.pinned.numbers
-        for rows in records if numbers else ():
-            indices = [numbers.get(key, -1) for key in row_keys(rows)]
-            if min(indices, default=0) >= 0:
+        """Notes which records the step's examples are, if they are rows of a known table."""
+        row_numbers = self.run.pinned.numbers  # numbers of the table's rows, by their keys
+        for rows in records if row_numbers else ():
+            indices = [row_numbers.get(key, -1) for key in row_keys(rows)]
+            if min(indices, default=0) >= 0:  # each example is a row of the table
                 self.draws.append(np.array(indices, dtype=np.int64))
                 return
 
@@ -256,6 +279,7 @@ class Stream(StepWatch):
         rows, too, and the number is unknown.
         """
         rows = len(self.run.pinned.numbers)
+        # The records of each step are known, and all steps state the same noise and rate.
         is_known = rows > 0 and len(self.draws) == self.steps and len(self._counts) == 1
         if is_known and self.records in (None, rows):
             counts = draw_counts(self.draws, rows, self.rate)
@@ -267,10 +291,10 @@ class Stream(StepWatch):
         return Draws(self.records, tuple(self.sizes)) if self.records else None
 
     def _draws_noise(self, redraws: bool | None) -> bool:
-        """Returns whether a call draws noise: as the caller states, or whether two seeds differ.
+        """Returns whether a call draws noise.
 
         Args:
-            redraws: the caller's statement; None if two seeds are to be tried, once.
+            redraws: the caller's statement; None to try once whether two seeds give two releases.
         """
         if redraws is not None:
             return redraws
@@ -280,11 +304,11 @@ class Stream(StepWatch):
         return self._redraws
 
     def _difference_by_noise(self) -> Release:
-        """Returns the difference of two releases of this step, which have different noise."""
+        """Returns the difference between two releases of this step that differ in their noise."""
         return difference(self.released(seed=1), self.released(seed=2))
 
     def _pin(self, records: Sequence[Any]) -> Arrays:
-        """Takes the step, records it, and returns random numbers of a seed for its release."""
+        """Takes a step of a pinned run, records it, and returns random numbers as its release."""
         run = self.run
         if not self.steps:  # the scale of the first step serves for all
             spread = np.std(np.concatenate(self._difference_by_noise())) or 1.0
@@ -312,16 +336,17 @@ class Stream(StepWatch):
         return "appended", [w.numpy() for w in row]
 
     def changes(self) -> Iterator[tuple[str, Change]]:
-        is_scaled = self.shapes is None and self.rows
-        if is_scaled:
+        """Implements `StepWatch.changes`; scales a record if no gradient can be appended."""
+        scales = self.shapes is None and self.rows
+        if scales:  # the largest factor first, as most steps make two changes only
             yield f"{WILD} a thousand times larger", ("scaled", 1000)
         yield from super().changes()
-        for factor in _FACTORS if is_scaled else ():
+        for factor in _FACTORS if scales else ():
             yield f"{WILD} {factor} times larger", ("scaled", factor)
 
 
 def change_examples(examples: Sequence[Any], change: Change) -> list[Any]:
-    """Returns arrays with a leading dimension of examples, of any framework, after a change."""
+    """Returns arrays of any framework, one example per row, after a change of the examples."""
     if change is None:
         return list(examples)
     kind, value = change
@@ -338,7 +363,12 @@ def change_examples(examples: Sequence[Any], change: Change) -> list[Any]:
 
 
 def _are_numbers_of_rows(records: Sequence[Any], rows: float) -> bool:
-    """Returns whether records seem to be numbers of rows: one each, different, and below `rows`."""
+    """Returns whether records seem to be numbers of rows: one each, different, and below `rows`.
+
+    Args:
+        records: arrays that have the examples.
+        rows: number of rows that records are drawn from; infinite if it is unknown.
+    """
     if any(math.prod(np.shape(array)) > len(array) for array in records):
         return False
     columns = _flat([array for array in records if "int" in str(array.dtype)])
@@ -353,15 +383,16 @@ def _are_bounded(records: Sequence[Any]) -> bool:
     for array in records:
         row_size = math.prod(np.shape(array)[1:])
         rows = np.abs(_flat([array])[0]).reshape(len(array), row_size)
-        sizes = (rows.max(axis=1, initial=0), np.linalg.norm(rows, axis=1))
-        most = max(np.sum(size > size.max(initial=0) * _NEARLY) for size in sizes)
+        measures = (rows.max(axis=1, initial=0), np.linalg.norm(rows, axis=1))
+        # How many rows are as large as the largest one, by the measure that gives more.
+        most = max(np.sum(sizes > sizes.max(initial=0) * _NEARLY) for sizes in measures)
         if most < _FEWEST_EQUAL and "float" in str(array.dtype):
             return False
     return True
 
 
 def _join(first: Any, second: Any) -> Any:
-    """Returns two arrays joined along the first dimension, as an array of the first one's kind."""
+    """Joins two arrays along the first dimension; returns an array of the first one's kind."""
     if isinstance(first, torch.Tensor):
         return torch.cat([first, torch.as_tensor(second).to(first)])
     kind = type(first).__module__.partition(".")[0]

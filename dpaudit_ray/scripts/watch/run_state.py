@@ -19,7 +19,7 @@ from .loaders import LoaderWatch
 from .shared_records import PrivateRecords
 
 _INSPECTED_SHARE = 0.5  # first share of the run's time, in which every step is inspected
-_FREE_SECONDS = 2.0  # time of inspections that is always allowed
+_FREE_SECONDS = 2.0  # seconds of inspections that are always allowed
 _MOST_EXTENDED = 3.0  # times the requested seconds that a run may take on a busy machine
 
 
@@ -59,15 +59,19 @@ class Clock:
     def has_time(self) -> bool:
         """Whether another step may be inspected.
 
-        All steps may in the first part of the run, and later as long as inspections take no more
-        than about a third of the time.
+        In the first part of the run, every step may be. Later a step may be inspected as long as
+        inspections take no more than about a third of the time.
         """
         is_early = self.elapsed < _INSPECTED_SHARE * (self._limit or 0.0)
         return is_early or self.inspecting < _FREE_SECONDS + self.elapsed / 3
 
     @property
     def is_over(self) -> bool:
-        """Whether the run's time is over: without waits, or _MOST_EXTENDED times it with waits."""
+        """Whether the run's time is over.
+
+        Waits for a processor do not count, but with them the run takes at most _MOST_EXTENDED times
+        its time.
+        """
         seconds = max(self.elapsed, (time.monotonic() - self._start) / _MOST_EXTENDED)
         return self._limit is not None and seconds > self._limit
 
@@ -88,11 +92,11 @@ class PrivateNetworks:
         data: data sets of the loaders.
         accountants: accountants of the engines, in the same order.
         batch_first: records lie along the first dimension of a batch.
-        rate: rate at which the last network's records will be sampled.
+        rate: rate at which the last network's loader samples records.
         records_each: most records that one mapped forward pass had for each gradient.
         has_norms: ghost clipping computed the lengths of gradients.
         initial_statistics: names of parameters that began as statistics of the records.
-        target: ε and δ for which the next network's noise is computed.
+        target: ε and δ for which the next network's noise was computed; None if it was not.
         delta: δ for which noise was computed last; None if never.
     """
 
@@ -108,14 +112,14 @@ class PrivateNetworks:
     delta: float | None = None
 
     def parameters(self) -> dict[int, torch.Tensor]:
-        """Returns the parameters of all networks by identity."""
+        """Returns the parameters of all networks, by their identities."""
         params = {}
         for module in self.modules:
             params.update({id(p): p for p in module.parameters()})
         return params
 
     def names(self, params: Iterable[torch.Tensor]) -> list[str]:
-        """Returns the names of parameters in their networks."""
+        """Returns the names of parameters in their networks; a number for other parameters."""
         names = {}
         for module in self.modules:
             for name, p in module.named_parameters():
@@ -125,19 +129,19 @@ class PrivateNetworks:
 
 @dataclass
 class OtherUpdates:
-    """Updates of parameters by anything but private steps.
+    """Updates of parameters by anything except private steps.
 
     Attributes:
-        steps: counts of steps, by their description without the count.
+        steps: number of steps of each kind. The key describes the kind, with a count of 0.
         inputs_before_step: number of inputs that a parameter's network trained on before the last
-            step of another optimizer, by identity of the parameter.
-        stepped_early: parameters, by identity, that stepped before training was private, with the
-            data set that was read then.
-        fed: inputs of networks, by the identity of each parameter, and whether the network trains
-            on them: the parameter, the network's class, and digests of inputs' first rows.
+            step of another optimizer, by the parameter's identity.
+        stepped_early: data set that was read when a parameter was updated before training was
+            private, by the parameter's identity.
+        fed: inputs of networks, by the identity of each parameter and whether they train it: the
+            parameter, the network's class, and keys of the inputs' first rows.
     """
 
-    steps: dict[OutsideSteps, int] = field(default_factory=dict)
+    steps: collections.Counter[OutsideSteps] = field(default_factory=collections.Counter)
     inputs_before_step: dict[int, int] = field(default_factory=dict)
     stepped_early: dict[int, Any] = field(default_factory=dict)
     fed: dict[tuple[int, bool], tuple[Any, str, list[bytes]]] = field(default_factory=dict)
@@ -154,7 +158,7 @@ class Publications:
         before: digests of tensors that networks had when training became private.
         versions: watch of an optimizer, and the number of its step that left a parameter as it is,
             by a digest of the parameter's first numbers.
-        more: whether values are published that are no numbers of networks.
+        more: whether other values than numbers of networks are published.
         pinned: names and digests of the values that a pinned run publishes.
         records: private records, by the identities of their data sets and arrays.
     """
@@ -177,19 +181,20 @@ class Publications:
 
 @dataclass
 class PinnedState:
-    """State of a run with pinned releases.
+    """State of a run with pinned releases, and of the choice of its record.
 
     Attributes:
-        chosen: index of the record that is exchanged.
+        chosen: index of the record that is exchanged; None before it is chosen.
         chosen_as: why that record was chosen, such as "the longest record".
         batches_to_read: number of batches whose records are still to be read.
         keys: keys of the records that were read, by index; equal records have equal keys.
         leaves_out: whether batches may lack a record.
-        variations: change of a batch in words, and the position of a record that it leaves out, by
-            the bytes of its draw.
+        variations: change of a batch in words, and the position of the record that is left out or
+            None, by the bytes of the batch's indices.
         tables: arrays with a record in each row, in a loop without Opacus.
         numbers: numbers of the first table's rows by their digests, if all rows differ.
-        randomness_differs: whether random numbers differ, since a step had the record.
+        randomness_differs: whether random numbers differ from those of other runs, as they do in an
+            "other_randomness" run after a step had the record.
     """
 
     chosen: int | None = None
@@ -208,9 +213,10 @@ class WatchedRun:
     """The state that observers of one run share.
 
     Attributes:
+        request: the tasks of the run.
         record: file of the run's entries.
         phase: "import", then "main", then "after"; "child" in a forked process.
-        replaying: a step is tried on copies, and does not count.
+        replaying: a step is being repeated on copies, and does not count.
         processes: counts of processes that are not watched, by their kind and the script's line.
         optimizers: watches of the optimizers, each an `OptimizerWatch`.
         streams: recorders of the call sites, each a `Stream`.
@@ -246,6 +252,7 @@ class WatchedRun:
     followed: Any = None
 
     def __post_init__(self) -> None:
+        """Starts the clock."""
         self.clock = Clock(self.request.seconds)
 
     def put(self, entry: Entry) -> None:
@@ -255,7 +262,7 @@ class WatchedRun:
             file.write(line + "\n")
 
     def note_line(self, *names: str) -> None:
-        """Notes the script's line as the place of findings with these names, if they have none."""
+        """Notes the running line of the script for places with these names, if they have none."""
         for name in names:
             self.lines.setdefault(name, calling_line())
 
@@ -266,7 +273,7 @@ class WatchedRun:
 
     @contextlib.contextmanager
     def replay(self) -> Iterator[None]:
-        """Marks steps inside as tried on copies, so that they do not count."""
+        """Marks steps inside as repeated on copies, so that they do not count."""
         self.replaying = True
         try:
             yield

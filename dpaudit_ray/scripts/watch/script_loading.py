@@ -39,10 +39,10 @@ def load(
     name: str,
     arguments: list[str],
 ) -> Any:
-    """Returns a function without arguments that trains, and returns what is published.
+    """Returns a function that needs no arguments, trains, and returns what is published.
 
     Args:
-        state: state of the run, whose marks are set here, or while a whole file runs.
+        state: state of the run. Its marks are set now, or later while a whole file runs.
         script: a .py or .ipynb file.
         name: the function; "" for the whole file.
         arguments: arguments of the command line, for a whole file.
@@ -100,11 +100,7 @@ def _imported(script: Path) -> types.ModuleType:
     root = script.parent
     while (root / "__init__.py").exists():  # the script may import other modules of its package
         parts, root = [root.name, *parts], root.parent
-    sys.path[:0] = [
-        str(script.parent),
-        str(root),
-        str(Path.cwd()),
-    ]
+    sys.path[:0] = map(str, (script.parent, root, Path.cwd()))
     if script.suffix == ".ipynb":
         return _execute(script, script.name)
     try:
@@ -151,11 +147,20 @@ def _sources(script: Path) -> Iterator[tuple[str, str | bytes]]:
 
 
 def _no_python(script: Path, error: Exception) -> SpecError:
+    """Returns the error for a file that cannot be compiled."""
     return SpecError("", f"{script.name} is no Python script: {error}")
 
 
 def _without_arguments(function: Any, module: types.ModuleType) -> Any:
-    """Returns a function that calls another one as its framework does without arguments."""
+    """Returns a function that calls `function` as its command-line framework does.
+
+    Args:
+        function: the script's function.
+        module: the script.
+
+    Raises:
+        SpecError: the function needs arguments.
+    """
     # Hydra's wrapper needs no argument, though the wrapped function does.
     signature = inspect.signature(function, follow_wrapped="hydra" not in sys.modules)
     if "<typer.models." in str(signature):  # defaults that Typer replaces
@@ -169,7 +174,7 @@ def _without_arguments(function: Any, module: types.ModuleType) -> Any:
     except TypeError as error:
         absl = sys.modules.get("absl.app")
         # In a script that imports `absl.app`, the function takes the arguments that are no flags.
-        if absl and absl in [value for value in vars(module).values() if inspect.ismodule(value)]:
+        if absl and any(value is absl for value in vars(module).values()):
             return lambda: function(sys.modules["absl.flags"].FLAGS(sys.argv))
         raise SpecError(
             "",

@@ -20,9 +20,9 @@ _EQUAL_SHARE = 0.1  # share of rows that may equal others by chance
 _LIMIT = 4.0  # standard deviations above the number of rows that are equal by chance
 _FEWEST_COLUMNS = 4  # fewer columns may be uncorrelated by chance
 _FEWEST_RECORDS = 30  # records of which statistics are computed
-_FEWEST_LABELS = 16
+_FEWEST_LABELS = 16  # labels in a vector that is compared; fewer may be equal by chance
 _LONG_ROW = 8  # numbers of a row; shorter rows may be equal by chance
-_FEWEST_VALUES = 3  # different values of a row; or two values, each as often
+_FEWEST_VALUES = 3  # different values of a row; or repetitions of each of two values
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 # Two ways of computing the same number differ by less.
 _ABSOLUTE_TOLERANCE = 1e-4
@@ -30,7 +30,11 @@ _RELATIVE_TOLERANCE = 1e-3
 
 
 def base_and_rows(data: Any) -> tuple[Any, list[int] | None]:
-    """Returns the data set that a subset is of, and the subset's indices there; None for all."""
+    """Returns the data set that a subset is taken from, and the subset's indices there.
+
+    The indices are None if the data set is no subset. A concatenation of subsets of one data set
+    is a subset, too.
+    """
     if isinstance(data, ConcatDataset):
         parts = list(map(base_and_rows, data.datasets))
         base = parts[0][0]
@@ -47,7 +51,7 @@ def base_and_rows(data: Any) -> tuple[Any, list[int] | None]:
 
 
 def arrays_of(data: Any) -> list[Any]:
-    """Returns tensors and arrays of numpy that a data set has, with a record in each row."""
+    """Returns the tensors and numpy arrays of a data set that have one row for each record."""
     parts: list[Any] = []
     if not hasattr(data, "__len__"):  # a stream
         return parts
@@ -59,7 +63,7 @@ def arrays_of(data: Any) -> list[Any]:
 
 
 def tables_of(data: Any) -> list[torch.Tensor]:
-    """Returns arrays of a data set's own records, a record in each row."""
+    """Returns the arrays of a data set with one row for each record; of a subset, only its rows."""
     base, rows = base_and_rows(data)
     tables = list(map(torch.as_tensor, arrays_of(base)))
     if rows is not None:
@@ -68,12 +72,12 @@ def tables_of(data: Any) -> list[torch.Tensor]:
 
 
 def keys_of(tables: Iterable[torch.Tensor]) -> set[bytes]:
-    """Returns the keys of all rows, of arrays with two or more dimensions."""
+    """Returns the keys of all rows of those arrays that have two or more dimensions."""
     return set(_counts(tables))
 
 
 def _counts(tables: Iterable[torch.Tensor]) -> Counter[bytes]:
-    """Counts rows by their keys, of arrays with two or more dimensions."""
+    """Counts the rows of those arrays that have two or more dimensions, by their keys."""
     counts: Counter[bytes] = Counter()
     for table in tables:
         if table.dim() > 1:
@@ -93,12 +97,13 @@ def share_records(first: Any, second: Any) -> bool:
     counts = _counts(tables_of(first))
     other_counts = _counts(tables_of(second))
     equal = sum(count * other_counts[key] for key, count in counts.items())
-    # Number of ordered pairs of equal rows of the same data set.
-    inside = sum(n * (n - 1) for n in (counts + other_counts).values()) - 2 * equal
+    # Ordered pairs of equal rows in the same data set: those in both together, without the pairs of
+    # a row of each.
+    equal_inside = sum(n * (n - 1) for n in (counts + other_counts).values()) - 2 * equal
     total = counts.total()
     other_total = other_counts.total()
-    pairs = total * (total - 1) + other_total * (other_total - 1)
-    by_chance = inside / max(1, pairs) * total * other_total
+    pairs_inside = total * (total - 1) + other_total * (other_total - 1)
+    by_chance = equal_inside / max(1, pairs_inside) * total * other_total
     # Among too many equal rows, common records would not be noticed.
     is_hidden = by_chance > _EQUAL_SHARE * min(total, other_total)
     return equal > 0 and (is_hidden or equal > by_chance + _LIMIT * math.sqrt(by_chance))
@@ -108,17 +113,17 @@ def groups_by_records(datas: Sequence[Any], owners: Sequence[Any]) -> list[int]:
     """Numbers data sets; data sets of one owner, or with a common record, have the same number."""
     groups: list[int] = []
     for number, data in enumerate(datas):
-        joined = set()
-        for n in range(number):
-            if owners[n] is owners[number] or share_records(datas[n], data):
-                joined.add(groups[n])
+        joined = set()  # earlier groups that this data set connects
+        for earlier in range(number):
+            if owners[earlier] is owners[number] or share_records(datas[earlier], data):
+                joined.add(groups[earlier])
         group = min(joined, default=number)
-        groups = [group if g in joined else g for g in groups] + [group]
+        groups = [group if other in joined else other for other in groups] + [group]
     return groups
 
 
 def common_scale(data: Any) -> str:
-    """Returns in words what all columns have in common if they were scaled by themselves, or ""."""
+    """Returns in words what shows that columns were scaled by their own statistics, or ""."""
     for table in _wide_tables(tables_of(data)):
         varying = table[:, table.amax(0) > table.amin(0)]
         columns = varying.shape[1]
@@ -153,10 +158,14 @@ def _wide_tables(tables: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class PrivateRecords:
-    """Private records in memory, a record in each row of `tables`."""
+    """Private records in memory, with which published values are compared."""
 
     def __init__(self, tables: Sequence[torch.Tensor]) -> None:
-        """Notes lengths of rows, and tables with one number for each record, as labels are."""
+        """Notes lengths of rows, and tables with one number for each record, as labels are.
+
+        Args:
+            tables: arrays with a record in each row.
+        """
         self._tables = tables
         self._row_sizes = {t[0].numel() for t in tables if t.dim() > 1 and len(t)}
         labels = [t.flatten() for t in tables if t.numel() == len(t)]
@@ -164,7 +173,7 @@ class PrivateRecords:
 
     @functools.cached_property
     def _rows(self) -> set[bytes]:
-        """Digests of the records."""
+        """Keys of the records; see `row_keys`."""
         return keys_of(self._tables)
 
     @functools.cached_property
@@ -214,11 +223,11 @@ class PrivateRecords:
         """
         if len(rows) == 0 or rows[0].numel() not in self._row_sizes:
             return False
-        matches = [n for n, key in enumerate(row_keys(rows)) if key in self._rows]
+        matches = [index for index, key in enumerate(row_keys(rows)) if key in self._rows]
         is_long = rows[0].numel() >= _LONG_ROW
         if not is_long and len(matches) < max(_FEWEST_VALUES, len(rows) / 2):
             return False
-        return any(_is_varied(rows[n]) for n in matches)
+        return any(_is_varied(rows[index]) for index in matches)
 
     def _is_first_labels(self, tensor: torch.Tensor) -> bool:
         """Returns whether a vector is the labels of the first records."""
@@ -275,10 +284,15 @@ class PrivateRecords:
 
 
 def _has_axes(rows: torch.Tensor, table: torch.Tensor) -> bool:
-    """Returns whether a row is an eigenvector of the columns' second moments, about 0 or means."""
+    """Returns whether a row is a principal axis of the columns, centred at 0 or at their means.
+
+    Args:
+        rows: vectors [n, columns].
+        table: the records [records, columns].
+    """
     # If an arbitrary vector is an eigenvector, every vector is, and the rows show nothing.
-    other = torch.arange(table.shape[1]).cos().to(table)
-    vectors = torch.cat([other[None], rows])
+    arbitrary = torch.arange(table.shape[1]).cos().to(table)
+    vectors = torch.cat([arbitrary[None], rows])
     for centred in (table, table - table.mean(0)):
         images = vectors @ centred.T @ centred
         factors = (images * vectors).sum(1) / vectors.square().sum(1)
@@ -306,13 +320,14 @@ def _has_covariance(rows: torch.Tensor, table: torch.Tensor) -> bool:
         return False
     covariance = torch.cov(table.T)
     images = rows @ covariance
-    products = images @ rows.T
+    products = images @ rows.T  # covariance of the columns that the matrix would make
     deviations = products.diag().sqrt()
     if _off_diagonal(products / deviations / deviations[:, None]) < _ABSOLUTE_TOLERANCE:
         return True
     is_square = rows.shape[0] == rows.shape[1]
     if not is_square or _off_diagonal(rows) < _RELATIVE_TOLERANCE * float(rows.abs().max()):
         return False
+    # Symmetric matrices have the same axes if they commute.
     return bool((images - covariance @ rows).norm() < _RELATIVE_TOLERANCE * images.norm())
 
 
@@ -322,6 +337,5 @@ def _is_varied(row: torch.Tensor) -> bool:
     There must be three different values, or two that occur three times each.
     """
     _, counts = torch.unique(row, return_counts=True)
-    return len(counts) >= _FEWEST_VALUES or (
-        len(counts) > 1 and int(counts.min()) >= _FEWEST_VALUES
-    )
+    is_repeated = len(counts) > 1 and int(counts.min()) >= _FEWEST_VALUES
+    return is_repeated or len(counts) >= _FEWEST_VALUES

@@ -25,12 +25,18 @@ _TRAINING = re.compile(
 
 def install(run: WatchedRun) -> None:
     """Notes processes from now on."""
-    os.register_at_fork(after_in_child=lambda: _switch_off(run))
 
-    def note(starter: str) -> None:
-        """Counts a process that the script itself starts, by the line that starts it."""
+    def switch_off() -> None:
+        """Stops the watch in a forked child."""
+        run.phase = "child"
+        run.record = Path(os.devnull)
+
+    def note(kind: str) -> None:
+        """Counts a process of a kind that the script itself starts, by the line that starts it."""
         if run.phase != "child":
-            run.processes[starter, calling_line()] += 1
+            run.processes[kind, calling_line()] += 1
+
+    os.register_at_fork(after_in_child=switch_off)
 
     @before(multiprocessing.process.BaseProcess, "start")
     def start(process: Any) -> None:
@@ -57,8 +63,3 @@ def install(run: WatchedRun) -> None:
         if nprocs == 1:
             return fn(0, *args)  # under watch
         return original(fn, args, nprocs, *more, **kw)
-
-
-def _switch_off(run: WatchedRun) -> None:
-    run.phase = "child"
-    run.record = Path(os.devnull)

@@ -1,8 +1,8 @@
 """Inspects steps: how much noise a step adds, and how far one example moves its release.
 
-Only the ratio of movement to noise counts. Both are measured from releases, so the judge need not
-trust the clipping bound or batch size that the code states. `StepWatch` has the part of the
-inspection that is the same for every framework.
+Only the ratio of this distance to the noise counts. Both are measured from releases, so the judge
+need not trust the clipping bound or batch size that the code states. `StepWatch` has the part of
+the inspection that is the same for every framework.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..protocol import EMPTY, ArraysGiven, Shift, StepInspection, Trial
+from ..protocol import EMPTY, ArraysGiven, Integers, Limit, Shift, StepInspection, Texts, Trial
 from .generators import Generator, preserve_generators, seed_generators, states_of_all
 from .loaders import ReleaseKey
 from .noise_draws import NoiseDraws, StepNoise, draw_noise, draw_once
@@ -32,7 +32,7 @@ from .tensors import (
 
 Change = Any  # a change of a step's examples, in an adapter's own form; None for no change
 
-# Steps that are inspected in full.
+# Steps that are inspected in full: the first ones, and then ever fewer.
 INSPECTED = frozenset({0, 1, 2, 3, 5, 8} | {2**k for k in range(4, 14)})
 FAR = 1e3  # times the clipping bound: a length that every clipping must cut off
 NEAR = 0.999  # times the clipping bound: a length that no clipping may change
@@ -91,20 +91,24 @@ class StepWatch:
         self.unit = 1.0
         self.length: float | None = None
         self.rows = 0
-        self.shapes: list[tuple[int, ...]] | None = None
+        self.shapes: list[Integers] | None = None
         self.generators: list[Generator] = []
         self._noise = StepNoise()
         self._has_gaps = False  # a draw of some step so far had gaps
         self._sizes: tuple[int, ...] = ()  # numbers of each tensor that the last full draws had
-        # States of all generators after the step, with each change.
-        self._states_after: set[tuple[str, ...]] = set()
-        self._noise_states: set[tuple[str, ...]] = set()  # states that steps drew their noise from
+        # States of all generators after each repetition of the step.
+        self._states_after: set[Texts] = set()
+        self._noise_states: set[Texts] = set()  # states that steps drew their noise from
         self._trial: _CanaryTrial | None = None  # the step's trial; None without one
 
     @property
     def at(self) -> ReleaseKey:
         """Key of the next step, among the steps of all optimizers and call sites."""
         return self.number, self.steps
+
+    def note_limit(self, kind: Limit) -> None:
+        """Records something that limits what can be checked; see `ArraysGiven`."""
+        self.run.put(ArraysGiven(kind=kind))
 
     def release(self, change: Change, seed: int | None) -> Release:
         """Repeats the step after a change, and undoes it, except for the generators' states.
@@ -116,9 +120,11 @@ class StepWatch:
         raise NotImplementedError
 
     def released(self, change: Change = None, seed: int | None = None) -> Release:
-        """Returns what the step would release after a change, with generators seeded by `seed`.
+        """Returns what the step would release after a change.
 
-        Without a seed generators are as the script has them.
+        Args:
+            change: change of the step's examples.
+            seed: seed of the generators; None to leave them as the script has them.
         """
         with preserve_generators(self.generators):
             if seed is not None:
@@ -137,18 +143,20 @@ class StepWatch:
         before = states_of_all(self.generators)
         yield
         after = states_of_all(self.generators)
+        # The step has drawn from generators whose states have changed.
         states = tuple(old for old, new in zip(before, after, strict=True) if old != new)
         if states and states in self._noise_states:
-            self.run.put(ArraysGiven(kind="again"))
+            self.note_limit("again")
         self._noise_states.add(states)
 
     @contextlib.contextmanager
     def pinned_noise(self, member: bool) -> Iterator[int]:
         """Seeds the noise of a pinned run's step, taken inside, and the random numbers after it.
 
-        It yields the seed of the noise. Both seeds are the same in all pinned runs, except for the
-        noise of steps with the record in "other_noise", and for random numbers after such a step
-        in "other_randomness".
+        It yields the seed of the noise. Both seeds are the same in all pinned runs, with two
+        exceptions: an "other_noise" run has another seed for the noise of steps with the record,
+        and an "other_randomness" run has other seeds for the random numbers after the first of
+        these steps.
 
         Args:
             member: whether the step has the record that the run is about.
@@ -164,7 +172,12 @@ class StepWatch:
         )
 
     def pinned_release(self, shapes: Sequence[Sequence[int]], noise: float) -> list[torch.Tensor]:
-        """Returns random numbers of a seed, as large as noise of this standard deviation."""
+        """Returns random numbers of a seed, as large as noise of this standard deviation.
+
+        Args:
+            shapes: shapes of the release's tensors.
+            noise: the standard deviation.
+        """
         length = noise * math.sqrt(sum(map(math.prod, shapes)))
         directions = random_direction(shapes, self.run.request.derived("held", *self.at))
         return [length * direction for direction in directions]
@@ -180,11 +193,11 @@ class StepWatch:
         return [f"array {index}" for index in range(count)]
 
     def direction(self) -> list[torch.Tensor]:
-        """Returns the direction of changes: random, and the same at each step."""
+        """Returns the direction of appended gradients: random, and the same at each step."""
         return random_direction(self.shapes or (), self.run.request.derived("look"))
 
     def changes(self) -> Iterator[tuple[str, Change]]:
-        """Yields changes of one example each, with their description."""
+        """Yields changes of one example each, as (description in words, change)."""
         if self.shapes is not None:  # a gradient can be appended
             far = self.appended([FAR * self.bound * w for w in self.direction()])
             yield "a gradient a thousand times too long", far
@@ -192,16 +205,16 @@ class StepWatch:
             yield f"record {index} of the batch left out", self.without(index)
         if self.shapes is None:
             return
-        v = self.direction()
+        direction = self.direction()
         names = self.names(len(self.shapes))
-        by_size = sorted(range(len(v)), key=lambda index: v[index].numel())
+        by_size = sorted(range(len(direction)), key=lambda index: direction[index].numel())
         for index in dict.fromkeys([*by_size[:2], *by_size[-2:]]):  # smallest and largest tensors
-            row = [torch.zeros_like(w) for w in v]
-            length = max(float(v[index].norm()), _SHORTEST)
-            row[index] = FAR * self.bound * v[index] / length
-            what = f"a gradient of {names[index]} alone, a thousand times too long"
-            yield what, self.appended(row)
-        near = self.appended([NEAR * self.bound * w for w in v])
+            row = [torch.zeros_like(part) for part in direction]
+            length = max(float(direction[index].norm()), _SHORTEST)
+            row[index] = FAR * self.bound * direction[index] / length
+            words = f"a gradient of {names[index]} alone, a thousand times too long"
+            yield words, self.appended(row)
+        near = self.appended([NEAR * self.bound * part for part in direction])
         yield "a gradient just within the clipping bound", near
         yield EMPTY, self.appended([torch.zeros(shape) for shape in self.shapes])
 
@@ -219,6 +232,7 @@ class StepWatch:
             if not all(np.array_equal(*pair, equal_nan=True) for pair in pairs):
                 entry = replace(entry, replays=False)
             else:
+                # Half of the range of seeds is left for the numbers of the draws.
                 seed = self.run.request.derived("draws", *self.at) // 2
                 if in_full:
                     draws = draw_noise(actual, lambda n: self.released(seed=seed + n))
@@ -227,12 +241,12 @@ class StepWatch:
                 entry = self.with_changes(entry, actual, draws, in_full)
         # If a step without a record draws other numbers, releases differ by their noise, too.
         if len(self._states_after) > 1:
-            self.run.put(ArraysGiven(kind="draws"))
+            self.note_limit("draws")
             return
         self.run.put(entry)
 
     def inspection(self, actual: Release) -> StepInspection:
-        """Describes a step by its release, before anything is changed."""
+        """Returns the inspection of a step before anything is changed: what its release shows."""
         has_same_tensors = len(self._sizes) == len(actual)
         return StepInspection(
             step=self.steps,
@@ -249,7 +263,7 @@ class StepWatch:
     def with_changes(
         self, entry: StepInspection, actual: Release, draws: NoiseDraws, in_full: bool
     ) -> StepInspection:
-        """Adds what other draws of the step's noise and changes of its examples show.
+        """Adds to an inspection what draws of the step's noise and changes of its examples show.
 
         Args:
             entry: the inspection so far.
@@ -267,11 +281,11 @@ class StepWatch:
         shifts = []
         without_noise = set()
         changes = itertools.islice(self.changes(), None if in_full else self.glance_changes)
-        for what, change in changes:
+        for words, change in changes:
             shift = difference(self.released(change), actual)
-            shifts.append(Shift(what, tuple(squared_lengths(shift))))
-            for index, part in enumerate(shift):
-                if draws.constant and (draws.constant[index] & (part != 0)).any():
+            shifts.append(Shift(words, tuple(squared_lengths(shift))))
+            for index, is_constant in enumerate(draws.constant):
+                if (is_constant & (shift[index] != 0)).any():
                     without_noise.add(index)
         return replace(
             entry,
@@ -283,7 +297,14 @@ class StepWatch:
         )
 
     def begin_trial(self, rate: float) -> Change:
-        """Decides whether the step has a canary, sampled at `rate`; returns the change for it."""
+        """Decides whether the step has a canary; returns the change for it.
+
+        Args:
+            rate: rate at which a "run" canary is sampled into steps.
+
+        Returns:
+            The change; None if the examples stay as they are.
+        """
         request = self.run.request
         if not request.canary or (self.shapes is None and not self.rows):
             return None
@@ -294,11 +315,14 @@ class StepWatch:
         if self.shapes is None:
             return self._leave_out(member)
         sign = 1.0 if request.coin(0.5, "sign", *self.at) else -1.0
-        v = [sign * w for w in random_direction(self.shapes, request.derived("canary", *self.at))]
-        direction = [w / (self.bound * self.unit) for w in flat_vectors(v)]
-        self._trial = _CanaryTrial(member, direction, 0.0)
+        parts = random_direction(self.shapes, request.derived("canary", *self.at))
+        canary = [sign * part for part in parts]  # of length 1
+        direction = [vector / (self.bound * self.unit) for vector in flat_vectors(canary)]
+        self._trial = _CanaryTrial(member, direction, zero=0.0)
+        # The canary is too long, so that clipping makes it as long as the bound. With ghost
+        # clipping it is added to gradients that are clipped already.
         length = self.bound if self.ghost else FAR * self.bound
-        return self.appended([length * w for w in v]) if member else None
+        return self.appended([length * part for part in canary]) if member else None
 
     def _leave_out(self, member: bool) -> Change:
         """Makes the last record a canary, which is left out of the step unless `member`.
@@ -313,9 +337,9 @@ class StepWatch:
             releases = [self.released(without, seed + k) for k in range(_MEAN_DRAWS)]
             shift = difference(self.released(seed=seed), releases[0])
         square = sum(squared_lengths(shift)) or 1.0
-        middle = [np.mean(parts, axis=0) for parts in zip(*releases, strict=True)]
+        mean = [np.mean(parts, axis=0) for parts in zip(*releases, strict=True)]
         direction = [part / square for part in shift]
-        self._trial = _CanaryTrial(member, direction, projection(middle, direction))
+        self._trial = _CanaryTrial(member, direction, zero=projection(mean, direction))
         return None if member else without
 
     def end_step(

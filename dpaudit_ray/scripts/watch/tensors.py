@@ -42,7 +42,12 @@ def gradients(params: Iterable[torch.Tensor]) -> Release:
 
 
 def is_array(value: Any, least_dim: int = 1) -> bool:
-    """Returns whether a value is a tensor with numbers, neither lazy nor meta nor sparse."""
+    """Returns whether a value is a dense tensor with numbers, neither lazy nor meta.
+
+    Args:
+        value: any value.
+        least_dim: number of dimensions that the tensor must have at least.
+    """
     return (
         isinstance(value, torch.Tensor)
         and not (torch.nn.parameter.is_lazy(value) or value.is_meta)
@@ -52,7 +57,7 @@ def is_array(value: Any, least_dim: int = 1) -> bool:
 
 
 def has_numbers(value: Any, least: int = 1) -> bool:
-    """Returns whether a value is a tensor of floats with `least` or more dimensions."""
+    """Returns whether a value is a dense tensor of floats with `least` or more dimensions."""
     return is_array(value, least) and bool(value.is_floating_point())
 
 
@@ -62,7 +67,10 @@ def is_numeric(value: Any) -> bool:
 
 
 def owns_memory(array: Any) -> bool:
-    """Returns whether changes of an array stay in this process, and in no shared file."""
+    """Returns whether an array can be changed without an effect outside of this process.
+
+    It cannot if its memory is shared with another process, or with a file.
+    """
     if isinstance(array, torch.Tensor):
         address = array.data_ptr()
         if array.is_cuda:
@@ -81,8 +89,13 @@ def owns_memory(array: Any) -> bool:
         span, rights = line.split()[:2]
         first, end = (int(number, 16) for number in span.split("-"))
         if first <= address < end:
-            return rights == "rw-p"
+            return rights == "rw-p"  # private, and not shared
     return False
+
+
+def hex_digest(data: Any) -> str:
+    """Returns a digest of bytes, or of a buffer, in hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def digest(tensor: torch.Tensor) -> bytes:
@@ -116,13 +129,13 @@ def projection(release: Release, direction: Release) -> float:
 
 
 def squared_lengths(release: Release) -> list[float]:
-    """Returns the squared length of each part of a release; inf where it is not finite."""
+    """Returns the squared length of each vector of a release; inf where it is not finite."""
     squares = [float(np.dot(part, part)) for part in release]
     return [square if np.isfinite(square) else math.inf for square in squares]
 
 
 def random_direction(shapes: Iterable[Sequence[int]], seed: int) -> list[torch.Tensor]:
-    """Returns a random direction of length one over all tensors, float32, as the seed gives it."""
+    """Returns random float32 tensors of these shapes, with length 1 over all of them together."""
     generator = torch.Generator().manual_seed(seed % 2**63)
     parts = [torch.randn(tuple(shape), generator=generator) for shape in shapes]
     squares = (float(part.double().square().sum()) for part in parts)

@@ -49,12 +49,17 @@ _SAVING = (
     "torch.jit.save",
 )
 _PACKAGES = ("torch", "opacus", "numpy", "jax", "tensorflow", "lightning", "transformers")
-_FEW_COPIES = 0.02  # share of the records; in public tables some thousandths are copies
+_FEW_COPIES = 0.02  # share of the records; also in public tables some thousandths are copies
 _DELTAS = tuple(10.0**-k for k in range(1, 9))  # δ of the claimed curve, in addition to the claim's
 
 
 def run(request: dict[str, Any]) -> dict[str, Any]:
     """Runs a script, or its function, under watch; returns the fields of a `RunResult`.
+
+    Args:
+        request: "script", "function" and "arguments" to run; "delta" of the claim, or None; number
+            of "threads" of torch; path of the "record"; and the fields of the `RunRequest` under
+            "request".
 
     Raises:
         SpecError: there is no such function, it needs arguments, or δ is not stated.
@@ -81,6 +86,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     state.accountants.note_gains(None)
     for watched in state.optimizers:
         watched.finish_pinned()
+    # A whole file has no result that could be missing.
     returned_nothing = bool(name) and has_ended and returned is None
     if returned is None:  # at least the networks of a whole file count as published
         returned = [network.state_dict() for network in state.networks.modules]
@@ -101,7 +107,7 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source_digests(script: Path) -> dict[str, str]:
-    """Returns SHA-256 of the script and of loaded modules below its folder, by their paths."""
+    """Returns SHA-256 of the script and of loaded modules below its folder, by path from there."""
     folder = script.parent.resolve()
     files = {script.resolve()}
     for module in list(sys.modules.values()):
@@ -109,6 +115,7 @@ def _source_digests(script: Path) -> dict[str, str]:
         if not isinstance(name, str):
             continue
         file = Path(name).resolve()
+        # An environment may be below the folder, too.
         if file.is_relative_to(folder) and "site-packages" not in file.parts and file.is_file():
             files.add(file)
     return {
@@ -130,14 +137,21 @@ def _versions() -> dict[str, str]:
 def _delta(state: WatchedRun, option: float | None) -> float:
     """Returns δ of the claim: as stated, else of the script's last call for ε or for noise.
 
+    Args:
+        state: state of the run. The δ of a call is noted in its marks.
+        option: δ that the user of the audit states; None for that of the script.
+
+    Returns:
+        The δ; NaN if none is known in a run that is not inspected.
+
     Raises:
         SpecError: an inspected run has no δ.
     """
     published = state.publications
     reports = state.accountants.reports
-    requested = reports[-1][1].delta if reports else state.networks.delta
+    delta_of_last_call = reports[-1][1].delta if reports else state.networks.delta
     if published.marks.delta is None:
-        published.marks = replace(published.marks, delta=requested)
+        published.marks = replace(published.marks, delta=delta_of_last_call)
     stated = option or published.marks.delta
     if stated is None and state.request.inspects:
         raise SpecError(
@@ -166,15 +180,22 @@ def _install(state: WatchedRun) -> None:
         name = f"torch.manual_seed({seed})"
         state.seeded.add(name)
         state.note_line(name)
-        reseeds = state.request.reseeds
-        return original(state.request.derived("constant", int(seed)) if reseeds else seed)
+        if state.request.reseeds:
+            seed = state.request.derived("constant", int(seed))
+        return original(seed)
 
     is_saving = False  # whether a function that saves is running
 
     def save(original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Notes a value that the script saves, but not calls of such functions by each other."""
+        """Notes what the script saves. Functions that save may call each other: these do not count.
+
+        Args:
+            original: the function that saves.
+            args: arguments of the call.
+            kwargs: keyword arguments of the call.
+        """
         nonlocal is_saving
-        # Libraries pickle into memory what they do not publish.
+        # Libraries pickle values into memory that they do not publish.
         caller = sys._getframe(2).f_code.co_filename
         in_memory = original.__name__ == "dumps" and not is_users(caller)
         if is_saving or in_memory or state.phase != "main" or state.replaying:
@@ -195,7 +216,9 @@ def _install(state: WatchedRun) -> None:
 
 
 def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
-    """Notes what a saved value carries. The value is the first argument that has tensors.
+    """Notes what a saved value carries.
+
+    The value is the first argument that has parts to publish, or else the keyword arguments.
 
     Args:
         state: state of the run.
@@ -213,7 +236,12 @@ def _note_saved(state: WatchedRun, args: Any, kwargs: Any) -> None:
 
 
 def _result(state: WatchedRun, delta: float) -> RunResult:
-    """Returns the counts, claims and draws of a run at its end."""
+    """Returns the result of a run, except for what it publishes.
+
+    Args:
+        state: state of the run at its end.
+        delta: δ of the claim.
+    """
     inspects = state.request.inspects
     # Only the inspected run computes the claim, which takes a second and is the same in all runs.
     deltas = {*_DELTAS, delta} if inspects and not state.was_cut else ()
@@ -257,7 +285,11 @@ def _result(state: WatchedRun, delta: float) -> RunResult:
 
 
 def _copies(keys: list[Any]) -> int:
-    """Returns how many records equal another record; 0 if so few do as in usual public data."""
+    """Counts records that equal another one; returns 0 for so few as are usual in public data.
+
+    Args:
+        keys: keys of the records; equal records have equal keys.
+    """
     copies = len(keys) - len(set(keys))
     return copies if copies > _FEW_COPIES * len(keys) else 0
 
@@ -272,7 +304,7 @@ def _claims(
     Args:
         state: state of the run.
         deltas: values of δ at which ε is computed.
-        delta: δ of the claim, computed first.
+        delta: δ of the claim, at which ε is computed first.
     """
     networks = state.networks
     groups = {}
@@ -294,31 +326,32 @@ def _claims(
 
 
 def _draws(state: WatchedRun) -> list[Draws]:
-    """Counts the draws of each data set that were accounted at one rate."""
-    accounted = {(a.optimizer, a.step): a.rate for a in state.accountants.accounted}
-    usual = max((rate for _, rate, _ in state.accountants.history()), default=1.0)
+    """Counts draws of private data, for each data set and each rate that was accounted."""
+    accounted = {(step.optimizer, step.step): step.rate for step in state.accountants.accounted}
+    usual_rate = max((rate for _, rate, _ in state.accountants.history()), default=1.0)
     used = state.loaders.used
     private = set(map(id, state.networks.data or [draw.data for draw in used]))
+    # Draws of each release, by data set. Keys of data sets are their identities.
     releases: dict[tuple[int, ReleaseKey], list[Indices]] = {}
-    records = {}
-    # Numbers of the records, by data set, as a record may be in the data several times.
+    record_counts = {}
+    # Records by index in a subset, as a record may be in it several times.
     record_numbers = {}
     for draw in used:
         key = id(draw.data)
         if key not in private:
             continue
-        if key not in records:
+        if key not in record_counts:
             _, rows = shared_records.base_and_rows(draw.data)
-            records[key] = len(draw.data)
+            record_counts[key] = len(draw.data)
             if rows is not None:
                 record_numbers[key] = np.array(rows)
-                records[key] = len(set(rows))
+                record_counts[key] = len(set(rows))
         indices = draw.indices
         if key in record_numbers:
             indices = record_numbers[key][indices]
         releases.setdefault((key, draw.release), []).append(indices)
     groups: dict[tuple[int, float], list[Indices]] = {}
     for (key, release), parts in releases.items():  # a script may add up several draws
-        rate = accounted.get(release, usual)
+        rate = accounted.get(release, usual_rate)
         groups.setdefault((key, rate), []).append(np.concatenate(parts))
-    return [draw_counts(draws, records[key], rate) for (key, rate), draws in groups.items()]
+    return [draw_counts(draws, record_counts[key], rate) for (key, rate), draws in groups.items()]
