@@ -26,13 +26,17 @@ def pages() -> Measures:
 
 
 def test_package_stays_within_its_tokens(package):
-    """Counts tokens, not lines: a limit on lines is met by denser lines."""
-    assert sum(lines.total() for lines in package.tokens.values()) <= 331_388
+    """Counts tokens, not lines: a limit on lines is met by denser lines.
+
+    The limit rose by .3 % on 2026-12-01, for wrong verdicts on folds, parts without noise, targets,
+    bounds by all records and early inputs.
+    """
+    assert sum(lines.total() for lines in package.tokens.values()) <= 332_160
 
 
 def test_lines_of_code_are_short(package):
-    assert package.density() <= 8.61
-    assert package.dense_percent() <= 4.15
+    assert package.density() <= 8.53
+    assert package.dense_percent() <= 4.06
 
 
 def test_no_file_is_much_denser_than_others(package):

@@ -27,7 +27,7 @@ def events_of(result: RunResult) -> History:
 
 
 def only_target(made_private: Sequence[Made], result: RunResult) -> float | None:
-    """Returns the target ε of a script that asked no accountant for ε; None if there is none.
+    """Returns the target ε of a script that got no ε from an accountant; None without a target.
 
     Args:
         made_private: networks that were made private. The targets of several do not add up.

@@ -394,8 +394,8 @@ KINDS: dict[str, FindingKind] = {
     "states": FindingKind(
         "DPA072", "state of a random generator", "release", _W,
         _UNPREDICTABLE,
-        "the state of a generator beside other values: {names}",
-        "save it in a file of its own, and share it with nobody: all noise follows from it"),
+        "the state of a generator, saved with other values: {names}",
+        "save it in a separate file, and keep that secret: all noise can be computed from it"),
 }
 # fmt: on
 

@@ -368,8 +368,8 @@ def count_changed_others(
     """
     is_as_long = len(before.records) == len(after.records)
     if is_as_long and positions:  # all records of other rows should be there
-        others = np.delete(np.array(before.records), positions, axis=0)
-        changed = _count_missing(others, after)
+        other_records = np.delete(np.array(before.records), positions, axis=0)
+        changed = _count_missing(other_records, after)
         if changed:
             return changed
     if not (is_as_long or positions):

@@ -230,7 +230,7 @@ class Audit:
         if inspection.uses_opacus:
             records["varied"] = None  # a record of each batch
         # A loop's clipping bounds are unknown.
-        has_bounds = inspection.uses_opacus and len({step.bound for step in unchanged.steps}) == 1
+        has_bounds = inspection.uses_opacus and len({step.bound for step in unchanged.steps}) <= 1
         result = inspection.result
         if _publishes_more(result) or not has_bounds:
             records["halved"] = None  # every other record

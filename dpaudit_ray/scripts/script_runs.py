@@ -135,12 +135,17 @@ def _in_order(
 class LocalRunner:
     """Runs scripts in child processes of this machine, `width` at a time."""
 
-    def __init__(self, target: Target) -> None:
-        """Starts the sandboxes, up to four, which share the cores of this process."""
+    def __init__(self, target: Target, cores: int | None = None) -> None:
+        """Starts the sandboxes, up to four.
+
+        Args:
+            target: the script.
+            cores: number of cores that all runs share; None for the cores of this process.
+        """
         self._target = target
         self._sandboxes = contextlib.ExitStack()
-        # macOS has no such function.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        if cores is None:  # macOS has no such function
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.width = min(4, cores)
         self._threads = cores // self.width
         # Free sandboxes, last in, first out: the server of a sandbox that was used runs already.

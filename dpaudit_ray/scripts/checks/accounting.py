@@ -60,10 +60,11 @@ class Accounting(Check):
         claim_indices = {index for index, claim in enumerate(all_claims) if claim in group}
         reported = inspection.result.reported
         # The script may count all steps by an accountant of its own, and ask no engine's.
-        own = {report.claim for report in reported if report.claim < 0}
-        asked = {report.claim for report in reported if report.steps == inspection.taken}
-        if len(own) == 1 and asked == own and len(group) == len(all_claims):
-            claim_indices = own
+        own_accountants = {report.claim for report in reported if report.claim < 0}
+        at_the_end = {report.claim for report in reported if report.steps == inspection.taken}
+        is_only = len(own_accountants) == 1 and at_the_end == own_accountants
+        if is_only and len(group) == len(all_claims):
+            claim_indices = own_accountants
         last_reports: dict[float, dict[int, Report]] = {}  # by δ, and by the claim's index
         for report in reported:
             if report.claim in claim_indices:
@@ -126,8 +127,8 @@ class Accounting(Check):
     def _judge_targets(self, inspection: Inspection, judgement: Judgement) -> None:
         """Adds a finding for each target ε below the ε of all accounted steps.
 
-        A script that asked no accountant for ε states its target alone. If the user states an ε,
-        `Promise` compares the steps with that one instead.
+        The target is the only ε of a script that does not get one from an accountant. If the user
+        states an ε, `Promise` compares the steps with that one instead.
         """
         if inspection.promised is not None:
             return

@@ -356,10 +356,10 @@ def other_record(data: Any, record: int) -> int:
 
 
 def _exchange_as_requested(run: WatchedRun, data: Any, record: int) -> dict[int, int]:
-    """Exchanges `record`, or half of the records, if the run was asked to.
+    """Exchanges `record`, or half of the records, as the request says.
 
     Returns:
-        Index of the record to read in place of each exchanged one, by its index.
+        Index of the record that replaces each exchanged one, by its index.
     """
     if run.request.pinned == "exchanged":
         return exchange(data, record)
