@@ -28,6 +28,7 @@ POWER = 0.8  # probability that trials find ALTERNATIVE
 _LARGEST_EPSILON = 50.0  # a larger ε cannot be tested by runs
 _AUDITS = 25  # audits that are simulated to estimate power
 _SIZES = tuple(round(100 * 1.5**k) for k in range(14))  # numbers of trials, 100 to 19 462
+_FACTORS = np.geomspace(1 / 30, 30, 341)  # of the claimed ε, 2 % apart, that runs are tested for
 NAMES = {1: "every step a trial", 2: "runs"}  # of the tests in reports, by layer
 
 
@@ -79,8 +80,8 @@ class CanaryTrials:
         """Returns a lower bound on ε at `delta`, of a step or a run; None if no ε is claimed.
 
         The same test compares the same trials with stronger and weaker claims of the same kind. The
-        bound is the ε of the weakest claim that the test refutes. It costs no error beyond that of
-        the verdict.
+        bound is the ε of the weakest claim that the test refutes. Of steps, it costs no error
+        beyond that of the verdict. Of runs, it errs as often as the verdict, and perhaps apart.
         """
         level = ALPHA[self.layer]
         if self.noise is not None:
@@ -95,9 +96,10 @@ class CanaryTrials:
             return None
         epsilons = np.array([claimed])
         deltas = np.array([delta])
-        # The largest ε that is refuted is the claimed one divided by this factor.
-        factor = self.test.effective_noise(lambda s: Curve(epsilons / s, deltas), 1.0, level)
-        bound = 0.0 if factor is None else claimed / factor
+        # From the strongest claim on, as tests of curves that are not Gaussian are not nested.
+        claims = (Curve(epsilons * factor, deltas) for factor in _FACTORS)
+        refuted = self.test.count_refuted(claims, level)
+        bound = claimed * float(_FACTORS[refuted - 1]) if refuted else 0.0
         return Measured(2, "whole run", bound, claimed, delta, "nothing")
 
     def judge(self, needed: int | None) -> Judgement:

@@ -140,7 +140,7 @@ class Judgement:
 class Measured:
     """Lower bound on ε from a layer's trials, next to the claim. Both are of a step, or of a run.
 
-    The bound and the verdict share the layer's probability of a false alarm.
+    Of steps, the bound and the verdict share the layer's probability of a false alarm.
 
     Attributes:
         layer: 1 step test, 2 run test.

@@ -20,9 +20,10 @@ the e-process has all of the error.
 """
 
 import functools
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -305,6 +306,16 @@ class _Test(ABC):
     @abstractmethod
     def _refutes(self, alpha: float) -> Callable[[Curve], bool]:
         """Returns a function that tests any claim on the trials so far, at level `alpha`."""
+
+    def count_refuted(self, claims: Iterable[Curve], alpha: float) -> int:
+        """Returns how many claims the trials refute in turn, until one is not refuted.
+
+        Args:
+            claims: claims, of which each is true if the one before it is.
+            alpha: largest probability that a true claim counts. Each test has this level, as a true
+                claim is reached only if all false ones before it, and no true one, were refuted.
+        """
+        return sum(1 for _ in itertools.takewhile(self._refutes(alpha), claims))
 
     def effective_noise(
         self,
