@@ -25,7 +25,7 @@ NO_BUG = frozenset({"too_much_noise"})
 UNFOUND = frozenset({"same_records:early"})  # what no audit sees
 # What a user may mean, or what was not seen: no more than a warning.
 WARNED = frozenset({
-    "constant_seed:global_seed", "returned:loop",
+    "constant_seed:global_seed",
     "same_records:best_epoch", "same_records:scaled", "several_engines:anew", "trainers:jax_means",
 })  # fmt: skip
 

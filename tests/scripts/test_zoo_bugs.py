@@ -60,7 +60,6 @@ BY_LOOK = {
 FOUND_BY = {name: look for look, names in BY_LOOK.items() for name in names.split()}
 # What may be private, but was not seen: the look that says so, and its words.
 UNSEEN = {
-    "returned:loop": ("release", "records went into prototypes"),
     "same_records:best_epoch": ("release", "whether records chose"),
     "same_records:scaled": ("records elsewhere", "records without noise went into training"),
     "several_engines:anew": ("sum of engines", "adds up the ε of 3 engines"),

@@ -15,6 +15,7 @@ from .tensors import row_keys
 _MOST_PARTS = 10  # parts of a data set's attribute; a longer list is a list of records
 _MOST_ROWS = 200_000  # rows of a table that are compared
 _MOST_PRODUCTS = 2**22  # products of a tensor's rows with records
+_MOST_CLASSES = 100  # classes of which means are computed
 _MOST_COLUMNS = 200  # columns whose correlations are computed
 _EQUAL_SHARE = 0.1  # share of rows that may equal others by chance
 _LIMIT = 4.0  # standard deviations above the number of rows that are equal by chance
@@ -180,14 +181,15 @@ class PrivateRecords:
     def _statistics(self) -> list[torch.Tensor]:
         """Statistics of the records that a script may compute: a number for each column or class.
 
-        Statistics of columns are moments, sums, counts of nonzeros, and quantiles: the value below
-        the quantile, the one above, and their interpolation. The quantiles 0 and 1 are the
-        extremes. Vectors of nearly equal numbers are left out, since other values would match them
-        by chance. Entries of a column with a missing value (NaN), or of a class without records,
-        may not be finite.
+        Statistics of columns are moments, sums, counts of nonzeros, means of each class, and
+        quantiles: the value below the quantile, the one above, and their interpolation. The
+        quantiles 0 and 1 are the extremes. Vectors of nearly equal numbers are left out, since
+        other values would match them by chance. Entries of a column with a missing value (NaN), or
+        of a class without records, may not be finite.
         """
         values = []
-        for table in _wide_tables(self._tables):
+        tables = _wide_tables(self._tables)
+        for table in tables:
             nonzeros = (table != 0).double().sum(0)
             values += [
                 table.mean(0),
@@ -207,6 +209,11 @@ class PrivateRecords:
                 shares = counts / len(labels)
                 # Logit adjustment adds the log of the shares, -inf for a class without records.
                 values += [counts, shares, shares.log()]
+                for table in tables:
+                    if len(counts) <= _MOST_CLASSES and len(table) == len(labels):
+                        sums = torch.zeros(len(counts), table.shape[1]).to(table)
+                        means = sums.index_add(0, labels.long(), table) / counts[:, None]
+                        values += [means.flatten(), *means]
         return [v for v in values if float(v[v.isfinite()].std()) > _ABSOLUTE_TOLERANCE]
 
     def has_rows_of(self, tensor: torch.Tensor) -> bool:
