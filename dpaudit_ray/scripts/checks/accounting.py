@@ -114,7 +114,9 @@ class Accounting(Check):
         names = []
         for report in after_all_steps:
             is_own = report.claim < 0
-            names.append("its own" if is_own else inspection.result.claims[report.claim].name)
+            names.append(
+                "its own accountant" if is_own else inspection.result.claims[report.claim].name
+            )
         judgement.find(
             "less reported",
             "get_epsilon",

@@ -47,9 +47,8 @@ class Sampling(Check):
             return judgement.miss(why)
         if not claims.events_of(result):
             return judgement.miss("nothing was accounted", applies=False)
-        summary = ""
-        for draws in result.draws:
-            summary = _judge_draws(draws, inspection, judgement)
+        summaries = [_judge_draws(draws, inspection, judgement) for draws in result.draws]
+        summary = "; ".join(dict.fromkeys(summaries))
         # Draws without a step, and then steps with another number of gradients than records.
         empty = result.unused.count(0)
         not_empty = len(result.unused) - empty
