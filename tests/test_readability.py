@@ -29,9 +29,9 @@ def test_package_stays_within_its_tokens(package):
     """Counts tokens, not lines: a limit on lines is met by denser lines.
 
     The limit rose by .3 % on 2026-12-01, for wrong verdicts on folds, parts without noise, targets,
-    bounds by all records and early inputs.
+    bounds by all records, early inputs, processed noise and means of classes.
     """
-    assert sum(lines.total() for lines in package.tokens.values()) <= 332_160
+    assert sum(lines.total() for lines in package.tokens.values()) <= 332_453
 
 
 def test_lines_of_code_are_short(package):

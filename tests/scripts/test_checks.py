@@ -182,7 +182,7 @@ def test_an_accountant_of_the_script_counts_if_no_engine_was_asked():
     own = Report(DELTA, 40.0, 100, -2)
     (violation,) = findings(step(), reported=(own,))
     assert (violation.weight, violation.code) == (Weight.VIOLATION, "DPA017")
-    assert "(its own)" in violation.seen
+    assert "(its own accountant)" in violation.seen
     assert not findings(step(), reported=(own, Report(DELTA, 99.0, 100, 0)))
     each_epoch = (dataclasses.replace(own, claim=-1, steps=50), own)
     assert not findings(step(), reported=each_epoch)
@@ -309,6 +309,7 @@ CASES = {
     "a gradient in the model": ([step()], {"leftovers": left(gradients=("w",))}, {"release"}),
     "another law": ([step(law=FAR_LAW)], {}, {"law of the noise"}),
     "the normal law": ([step(law=CLOSE)], {}, set()),
+    "processed noise": ([step(law=dataclasses.replace(FAR_LAW, is_added=False))], {}, set()),
 }
 # A correlation of 0.1 over 10,000 numbers is ten deviations; of 0.02, two.
 for kind in ("steps", "tensors", "neighbours"):

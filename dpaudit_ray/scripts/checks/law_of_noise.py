@@ -1,7 +1,5 @@
 """Law of the noise: independence, and the normal distribution."""
 
-import math
-
 from scipy import special
 
 from ..protocol import Correlation, StepInspection
@@ -37,16 +35,17 @@ class LawOfNoise(Check):
             law = step.law
             if law is None or judgement.findings:
                 continue
-            # Bound on the probability that normal noise has such a distance (Dvoretzky, Kiefer,
-            # Wolfowitz; Massart 1990, corollary 1).
-            probability = 2 * math.exp(-2 * law.numbers * law.distance**2)
-            if probability < level:
-                judgement.find(
-                    "law",
-                    at_entry(step),
-                    distance=law.distance,
-                    numbers=law.numbers,
-                )
+            if law.probability >= level:
+                continue
+            if not law.is_added:
+                why = "noisy sums are processed further in the step; process them after it"
+                return judgement.miss(why, name="law of processed noise")
+            judgement.find(
+                "law",
+                at_entry(step),
+                distance=law.distance,
+                numbers=law.numbers,
+            )
         return judgement
 
 

@@ -38,6 +38,8 @@ FAR = 1e3  # times the clipping bound: a length that every clipping must cut off
 NEAR = 0.999  # times the clipping bound: a length that no clipping may change
 _REMOVED = 6  # examples that are left out, one at a time
 _MEAN_DRAWS = 6  # draws whose mean stands for a release without its noise
+_UNLIKELY = 0.01  # probability of a law from which on it is tested whether noise is only added
+_EQUAL = 1e-3  # share of its square that a shift may change by with other noise, from rounding
 _SHORTEST = 1e-30  # a tensor's part of a direction counts as at least this long
 
 
@@ -277,7 +279,10 @@ class StepWatch:
             entry = replace(entry, sizes=self._sizes)
         if in_full and sum(draws.squares) > 0 and not self._has_gaps:
             correlations = self._noise.strongest_correlations(draws, self.steps)
-            entry = replace(entry, correlations=correlations, law=self._noise.law_distance())
+            law = self._noise.law_distance()
+            if law is not None and law.probability < _UNLIKELY:
+                law = replace(law, is_added=self._adds_noise())
+            entry = replace(entry, correlations=correlations, law=law)
         shifts = []
         without_noise = set()
         changes = itertools.islice(self.changes(), None if in_full else self.glance_changes)
@@ -295,6 +300,19 @@ class StepWatch:
             without_noise=tuple(sorted(without_noise)),
             has_gaps=self._has_gaps,
         )
+
+    def _adds_noise(self) -> bool:
+        """Returns whether a change of the examples moves the release equally under any noise.
+
+        It does not if the noisy sum is processed further, for example divided by a mean that has
+        the squares of its own numbers. Then what is released is not distributed as the noise.
+        """
+        _, change = next(self.changes())
+        shifts = []
+        for seed in (1, 2):
+            shifts.append(difference(self.released(change, seed), self.released(seed=seed)))
+        unequal = sum(squared_lengths(difference(*shifts)))
+        return unequal <= _EQUAL * sum(squared_lengths(shifts[0]))
 
     def begin_trial(self, rate: float) -> Change:
         """Decides whether the step has a canary; returns the change for it.
